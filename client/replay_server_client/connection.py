@@ -1,0 +1,251 @@
+"""One client's session with the server: attach, send, receive, and notice within a wait that the server is gone.
+
+Used by one thread at a time (the learner's two take turns under a lock). Sleeping touches no ZeroMQ state: ``sleep`` waits on plain
+file descriptors after the socket was read empty, so another thread may use the socket meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable, Iterable
+
+import zmq
+from replay_server_protocol import errors
+from replay_server_protocol.codec import client_codec, server_codec
+from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.errors import AttachRefused, ForkedClient, ReplayError, ServerClosing, ServerGone
+from replay_server_protocol.messages import (
+    MAX_MESSAGE_BYTES,
+    Bye,
+    ClientMessage,
+    Closing,
+    Hello,
+    Ping,
+    Refused,
+    ServerMessage,
+    Stale,
+    Welcome,
+)
+from replay_server_protocol.process import ProcessIdentity
+
+from replay_server_client.deadline import Deadline
+
+_HELLO_AGAIN_S = 1.0
+_LONGEST_SLEEP_S = 0.5
+"""Also bounds how late Ctrl-C is noticed where a signal does not interrupt the sleep."""
+
+
+class Connection:
+    """A session over one DEALER socket.
+
+    ``hello`` makes the HELLO of each attach from a nonce, so that a client can say what it holds by then. After ``attach`` the
+    session's ``welcome`` is set; it is None before that and after the server was lost.
+    """
+
+    def __init__(self, endpoints: Endpoints, hello: Callable[[int], Hello]) -> None:
+        self.endpoints = endpoints
+        self.welcome: Welcome | None = None
+        self._hello = hello
+        self._pid = os.getpid()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._server_pidfd: int | None = None
+
+    @property
+    def session(self) -> int:
+        return self._welcomed().session
+
+    @property
+    def generation(self) -> int:
+        return self._welcomed().generation
+
+    @property
+    def is_attached(self) -> bool:
+        return self.welcome is not None
+
+    def check_process(self) -> None:
+        """Raises ForkedClient in a forked child: its copy of the socket and of the mappings belongs to the parent."""
+        if os.getpid() != self._pid:
+            raise ForkedClient(f"this client was made in process {self._pid} and is used in its forked child {os.getpid()}; connect there")
+
+    def attach(self, deadline: Deadline) -> Welcome:
+        """Opens a session. Waits for a server until the deadline.
+
+        Raises ServerGone if none answered, AttachRefused (or the server's typed error) if it refused, AttachRefused if the two
+        processes don't read one clock: a lease's deadline would mean nothing.
+        """
+        self.check_process()
+        self.detach()
+        nonce = secrets.randbelow(2**63 - 1) + 1
+        before_ns = time.monotonic_ns()
+        self._open_socket()
+        hello = self._hello(nonce)
+        answer = self._greet(hello, deadline)
+        after_ns = time.monotonic_ns()
+        if isinstance(answer, Refused):
+            self.detach()
+            raise error_of(answer)
+        if hello.role == "learner" and not before_ns <= answer.monotonic_ns <= after_ns:
+            self.detach()
+            raise AttachRefused(
+                f"server {self.endpoints.name!r} reads another monotonic clock ({answer.monotonic_ns} ns, here {before_ns} to {after_ns}): "
+                "leases can't be timed across time namespaces or virtual machines; run both under one kernel clock"
+            )
+        self.welcome = answer
+        self._watch_server(answer)
+        return answer
+
+    def send(self, message: ClientMessage) -> None:
+        """Queues a message; never waits. A full queue means that the server has not read for long: ServerGone."""
+        socket = self._connected()
+        try:
+            socket.send(client_codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise self._lost(f"server {self.endpoints.name!r} has not read its socket for a long time") from error
+
+    def receive_nowait(self) -> ServerMessage | None:
+        """The next message of this session, or None.
+
+        Raises ServerGone (the session is forgotten) when the server died or restarted, ServerClosing (the session still stands: let go
+        of its memory, then ``say_bye``) when it stops in good order.
+        """
+        socket = self._connected()
+        while True:
+            try:
+                packed = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                if self._server_has_died():
+                    raise self._lost(f"server {self.endpoints.name!r} (pid {self._welcomed().pid}) ended without a word") from None
+                return None
+            message = server_codec.decode(packed)
+            if isinstance(message, Closing) and self._is_mine(message):
+                raise ServerClosing(f"server {self.endpoints.name!r} is closing in good order")
+            if isinstance(message, Stale):
+                raise self._lost(f"server {self.endpoints.name!r} restarted: generation {message.generation} does not know this session")
+            if self._is_mine(message) and not isinstance(message, Ping):
+                return message
+
+    def receive(self, timeout_s: float) -> ServerMessage | None:
+        """As ``receive_nowait``, after waiting up to ``timeout_s`` for a message."""
+        end = time.monotonic() + timeout_s
+        while True:
+            message = self.receive_nowait()
+            left = end - time.monotonic()
+            if message is not None or left <= 0:
+                return message
+            self.sleep(left)
+
+    def sleep(self, timeout_s: float, also: Iterable[int] = ()) -> None:
+        """Waits until a message may be there, the server died, or one of ``also`` (file descriptors) is readable; at most half a second.
+
+        Only after the socket was read empty: its descriptor signals changes, not contents.
+        """
+        poll = select.poll()
+        socket = self._socket
+        if socket is not None:
+            poll.register(socket.fileno(), select.POLLIN)
+        if self._server_pidfd is not None:
+            poll.register(self._server_pidfd, select.POLLIN)
+        for fd in also:
+            poll.register(fd, select.POLLIN)
+        poll.poll(min(timeout_s, _LONGEST_SLEEP_S) * 1000)
+
+    def detach(self) -> None:
+        """Forgets the session and closes its socket, without a word."""
+        self.welcome = None
+        if self._server_pidfd is not None:
+            os.close(self._server_pidfd)
+            self._server_pidfd = None
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+
+    def say_bye(self) -> None:
+        """Says BYE and forgets the session; the client may attach again later."""
+        if self.welcome is not None and self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send(client_codec.encode(Bye(self.session, self.generation)), zmq.NOBLOCK)
+                self._socket.close(linger=200)
+                self._socket = None
+        self.detach()
+
+    def close(self) -> None:
+        """Says BYE if there is a session and closes for good. In a forked child it only forgets. Safe to call twice."""
+        if os.getpid() != self._pid:
+            return
+        self.say_bye()
+        self._context.term()
+
+    def _open_socket(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(16))
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.connect(self.endpoints.control)
+        self._socket = socket
+
+    def _greet(self, hello: Hello, deadline: Deadline) -> Welcome | Refused:
+        socket = self._connected()
+        packed, said_at = client_codec.encode(hello), -_HELLO_AGAIN_S
+        while True:
+            now = time.monotonic()
+            if now - said_at >= _HELLO_AGAIN_S:
+                with contextlib.suppress(zmq.Again):
+                    socket.send(packed, zmq.NOBLOCK)
+                said_at = now
+            if socket.poll(int(min(deadline.remaining_s, _HELLO_AGAIN_S) * 1000) + 1):
+                message = server_codec.decode(socket.recv())
+                if isinstance(message, Welcome) and message.nonce == hello.nonce:
+                    return message
+                if isinstance(message, Refused):
+                    return message
+            if deadline.has_passed:
+                self.detach()
+                raise ServerGone(
+                    f"no server called {self.endpoints.name!r} answered in {self.endpoints.run_dir} for {deadline.elapsed_s:.1f} s; "
+                    f"start one with: replay-server serve --name {self.endpoints.name} --run-dir {self.endpoints.run_dir}"
+                )
+
+    def _watch_server(self, welcome: Welcome) -> None:
+        if not hasattr(os, "pidfd_open"):
+            return
+        server = ProcessIdentity(welcome.pid, welcome.start_ticks)
+        try:
+            pidfd = os.pidfd_open(welcome.pid)
+        except OSError:
+            return  # another PID namespace: silence is all there is to see
+        if server.start_ticks and ProcessIdentity.of(welcome.pid) == server:
+            self._server_pidfd = pidfd
+        else:
+            os.close(pidfd)
+
+    def _server_has_died(self) -> bool:
+        return self._server_pidfd is not None and bool(select.select([self._server_pidfd], [], [], 0)[0])
+
+    def _is_mine(self, message: ServerMessage) -> bool:
+        welcome = self.welcome
+        return welcome is not None and (message.session, message.generation) == (welcome.session, welcome.generation)
+
+    def _lost(self, what: str) -> ServerGone:
+        self.detach()
+        return ServerGone(what)
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        if self._socket is None:
+            raise ServerGone(f"not attached to server {self.endpoints.name!r}")
+        return self._socket
+
+    def _welcomed(self) -> Welcome:
+        if self.welcome is None:
+            raise ServerGone(f"not attached to server {self.endpoints.name!r}")
+        return self.welcome
+
+
+def error_of(refused: Refused) -> ReplayError:
+    """The error a REFUSED carries, as the class of its code."""
+    return errors.by_code.get(refused.code, ReplayError)(refused.message, **refused.details)

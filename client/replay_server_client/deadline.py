@@ -1,0 +1,32 @@
+"""A bounded wait: made once from a caller's timeout, asked for what is left."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from replay_server_protocol.errors import InvalidRequest
+
+
+class Deadline:
+    """``timeout_s`` from now (monotonic clock); None never passes."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        if timeout_s is not None and not timeout_s >= 0:
+            raise InvalidRequest(f"timeout={timeout_s!r}: seconds, at least 0, or None")
+        self.timeout_s = timeout_s
+        self.started = time.monotonic()
+        self._end = math.inf if timeout_s is None else self.started + timeout_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never below 0; infinite for None."""
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def has_passed(self) -> bool:
+        return time.monotonic() >= self._end

@@ -1,0 +1,397 @@
+"""The closed set of messages, in the order of a session's life.
+
+Every message but HELLO carries the session and the generation it belongs to; the receiver refuses older ones with STALE and counts
+them. Numbers that count (publishes, requests, leases) start at 1. Times are CLOCK_MONOTONIC of the one host, in nanoseconds.
+
+```
+collector                server                    learner                    server
+  HELLO ────────────────►                            HELLO ────────────────────►
+  ◄──────────────── WELCOME                          ◄──────────────────── WELCOME
+  ◄─────────────── SEGMENT (once the ring exists)    ◄─────────────────────── RING (once it exists)
+  MAPPED ───────────────► unlinks the name           PROOF 1 ──────────────────►
+  PUBLISH 1, 2 … ───────► drain, copy, commit        ◄──────────────── CHALLENGE
+  ◄─────────────── CREDIT (all up to a number)       PROOF 2 ──────────────────► may ask for batches
+  BYE ──────────────────►                            SAMPLE ───────────────────►
+                                                     ◄─────────────────────── GRANT (opens a lease)
+                                                     RELEASE ──────────────────► ends it
+```
+REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING says that the server stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from replay_server_protocol.errors import Detail
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_TEXT = 4096
+
+Count = Annotated[int, 0, 2**63 - 1]
+Token = Annotated[int, 1, 2**63 - 1]
+Signed = Annotated[int, -(2**63), 2**63 - 1]
+Name = Annotated[str, 64]
+Text = Annotated[str, MAX_TEXT]
+ShortBytes = Annotated[bytes, 64]
+Bytes = Annotated[bytes, MAX_MESSAGE_BYTES]
+Details = Annotated[dict[str, Detail], 64]
+Wire = Annotated[dict[str, object], 512]  # a schema or a manifest: checked again by its own reader
+
+Role = Literal["collector", "learner", "admin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A client asks for a session. ``nonce`` is new for every attempt to attach and the same in its repeats."""
+
+    version: Count
+    nonce: Token
+    role: Role
+    name: Name
+    pid: Count
+    start_ticks: Count
+    pid_namespace: Count
+    run_id: Name | None
+    schema: Wire | None  # collector: its schema; learner: what it expects, if anything
+    lanes: Count  # collector: environments it interleaves
+    counted: bool  # collector: rows count for samples-per-insert
+    rows_lost: Count  # rows of this client that died with the last generation
+    device_uuid: Name | None  # learner on CUDA: the GPU it will map the ring on
+    has_mapped: Count  # learner: generations whose ring it still maps, for `waiting_for_memory` (0 or that generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The session is open. The client proves the clock: its time before HELLO <= ``monotonic_ns`` <= its time now."""
+
+    session: Token
+    generation: Token
+    nonce: Token
+    monotonic_ns: Count
+    pid: Count
+    start_ticks: Count
+    run_id: Name
+    phase: Name
+    seed: Signed
+    ordinal: Count  # how many sessions of this role were opened before
+    lease_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLent:
+    """A collector's slots: ``depth`` of ``slot_rows`` rows each, every ``slot_bytes``; all of them are credits from now on."""
+
+    session: Token
+    generation: Token
+    segment: Name
+    depth: Count
+    slot_rows: Count
+    slot_bytes: Count
+    schema: Wire
+    moments: list[Name]
+    nonfinite: Literal["reject", "count", "allow"]
+    links: bool  # publishes must say which lane each row belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    session: Token
+    generation: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Slot ``slot`` is handed over: its first ``rows`` rows are whole. Repeated with the same number until credited.
+
+    ``lanes`` (only when the server keeps links): one int32 a row, the row's lane, or ``~lane`` where no link leads into the row;
+    empty when the rows are whole steps over all lanes in order and nothing is cut.
+    ``moments``: for each field of SegmentLent.moments one entry, as replay_server_protocol.moments packs it.
+    """
+
+    session: Token
+    generation: Token
+    number: Token
+    slot: Count
+    rows: Count
+    masked: Count  # rows left out by a mask since the last publish
+    rejected: Count  # rows dropped by the non-finite policy since the last publish
+    nonfinite: Count  # rows with a non-finite value in a checked field
+    lanes: Bytes
+    moments: list[Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Every publish up to ``number`` is committed; ``committed`` covers their rows. Their slots may be filled again."""
+
+    session: Token
+    generation: Token
+    number: Count
+    committed: Count
+
+
+@dataclass(frozen=True, slots=True)
+class RingAt:
+    """Where the ring is, and a cell whose random pattern the learner must read back (twice) before it may ask for batches."""
+
+    session: Token
+    generation: Token
+    storage: Literal["cpu", "cuda", "host"]
+    handle: Annotated[bytes, 128]  # cpu, host: the segment's name; cuda: the 64-byte IPC handle
+    device_uuid: Name | None
+    alloc_bytes: Count
+    ring_rows: Count
+    capacity: Count
+    schema: Wire
+    link_offset: Count | None  # byte offset of the int64 link column, if it is kept
+    priority_offset: Count | None
+    proof_offset: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    session: Token
+    generation: Token
+    step: Annotated[int, 1, 2]
+    pattern: ShortBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The first pattern was right and a second one is in the cell."""
+
+    session: Token
+    generation: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """The mapping is proved: SAMPLE is allowed."""
+
+    session: Token
+    generation: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A learner asks for a lease to draw ``rows`` rows. The same (sampler, number) again replaces the waiting request."""
+
+    session: Token
+    generation: Token
+    sampler: Count
+    number: Token
+    rows: Token
+    min_committed: Count
+    max_age_rows: Count | None  # draw only from the newest so many rows
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease on the window [tail, committed) until ``deadline_ns``."""
+
+    session: Token
+    generation: Token
+    sampler: Count
+    number: Token
+    lease: Token
+    tail: Count
+    committed: Count
+    deadline_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The lease ends. ``is_used`` is false when the batch was dropped: its rows don't count as sampled."""
+
+    session: Token
+    generation: Token
+    lease: Token
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A waiting SAMPLE is no longer wanted."""
+
+    session: Token
+    generation: Token
+    sampler: Count
+    number: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """What is this client waiting for? ``what``: ring, credit or sample; ``number`` and ``sampler`` name a request."""
+
+    session: Token
+    generation: Token
+    what: Literal["ring", "credit", "sample"]
+    sampler: Count
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    session: Token
+    generation: Token
+    what: Literal["ring", "credit", "sample"]
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request can't be met. ``about`` names the message; ``sampler`` and ``number`` the request, where it has them."""
+
+    session: Count
+    generation: Token
+    about: Name
+    sampler: Count
+    number: Count
+    code: Name
+    message: Text
+    details: Details
+
+
+@dataclass(frozen=True, slots=True)
+class MailPost:
+    """A learner asks for a segment to write a new version of mailbox ``name`` into; ``manifest`` places the arrays."""
+
+    session: Token
+    generation: Token
+    number: Token
+    name: Name
+    n_bytes: Count
+    manifest: Wire
+
+
+@dataclass(frozen=True, slots=True)
+class MailSlot:
+    session: Token
+    generation: Token
+    number: Token
+    segment: Name
+    n_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class MailWritten:
+    """The arrays are in the segment: make it the newest version. Answered by DONE with the version."""
+
+    session: Token
+    generation: Token
+    number: Token
+
+
+@dataclass(frozen=True, slots=True)
+class MailAsk:
+    """A client asks for mailbox ``name`` if it has a version after ``newer_than``, and for MAIL_NEWS from now on."""
+
+    session: Token
+    generation: Token
+    name: Name
+    newer_than: Count
+
+
+@dataclass(frozen=True, slots=True)
+class MailLent:
+    """The newest version, or version 0 and an empty segment name when there is none after the one asked for."""
+
+    session: Token
+    generation: Token
+    name: Name
+    version: Count
+    segment: Name
+    n_bytes: Count
+    manifest: Wire
+
+
+@dataclass(frozen=True, slots=True)
+class MailReturn:
+    session: Token
+    generation: Token
+    name: Name
+    version: Token
+
+
+@dataclass(frozen=True, slots=True)
+class MailNews:
+    session: Token
+    generation: Token
+    name: Name
+    version: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """An operator's verb: ``stop``, or ``set`` with a key and a value. Answered by DONE or REFUSED."""
+
+    session: Token
+    generation: Token
+    number: Token
+    verb: Literal["stop", "set"]
+    key: Name
+    value: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    session: Token
+    generation: Token
+    number: Token
+    result: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks nothing: that it can be sent shows that the connection stands."""
+
+    session: Token
+    generation: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A message of another session or generation came: attach again."""
+
+    session: Count
+    generation: Token
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The server stops: detach within ``grace_ns``."""
+
+    session: Token
+    generation: Token
+    grace_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    session: Token
+    generation: Token
+
+
+ClientMessage = (
+    Hello | Mapped | Publish | Proof | Sample | Release | Cancel | Explain | MailPost | MailWritten | MailAsk | MailReturn | Admin | Bye
+)
+ServerMessage = (
+    Welcome
+    | SegmentLent
+    | Credit
+    | RingAt
+    | Challenge
+    | Proved
+    | Grant
+    | Reason
+    | Refused
+    | MailSlot
+    | MailLent
+    | MailNews
+    | Done
+    | Ping
+    | Stale
+    | Closing
+)

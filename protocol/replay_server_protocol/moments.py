@@ -1,0 +1,73 @@
+"""Running count, mean, spread and range of a field's elements, without keeping a row.
+
+Merging two moments is the pairwise update of Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing
+sample variances": exact to rounding and independent of the order to the same degree.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from replay_server_protocol.errors import ProtocolViolation
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean, sum of squared deviations, minimum and maximum per element of a field (float64, one entry an element)."""
+
+    count: int
+    mean: Floats
+    squares: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def empty(cls, elements: int) -> Moments:
+        return cls(0, np.zeros(elements), np.zeros(elements), np.full(elements, math.inf), np.full(elements, -math.inf))
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.generic]) -> Moments:
+        """Moments of ``values[n, ...]``, n >= 1, over rows that are finite throughout."""
+        rows = values.reshape(len(values), -1).astype(np.float64)
+        mean = rows.mean(0)
+        deviations = rows - mean
+        return cls(len(rows), mean, np.einsum("ij,ij->j", deviations, deviations), rows.min(0), rows.max(0))
+
+    def merge(self, other: Moments) -> None:
+        """Adds what ``other`` has seen."""
+        if other.count == 0:
+            return
+        total = self.count + other.count
+        delta = other.mean - self.mean
+        self.squares += other.squares + delta * delta * (self.count * other.count / total)
+        self.mean += delta * (other.count / total)
+        np.minimum(self.low, other.low, out=self.low)
+        np.maximum(self.high, other.high, out=self.high)
+        self.count = total
+
+    @property
+    def std(self) -> Floats:
+        """Population standard deviation; zeros before the first row."""
+        return np.sqrt(self.squares / self.count) if self.count else np.zeros_like(self.squares)
+
+    def pack(self) -> bytes:
+        """Count (u64) and four float64 an element: mean, squares, low, high."""
+        return struct.pack("<Q", self.count) + np.concatenate((self.mean, self.squares, self.low, self.high)).tobytes()
+
+    @classmethod
+    def unpack(cls, packed: bytes, elements: int) -> Moments:
+        """The moments of ``pack``; raises ProtocolViolation if the length is another field's or a value can't be."""
+        if len(packed) != 8 + 32 * elements:
+            raise ProtocolViolation(f"moments of {elements} elements have {8 + 32 * elements} bytes, {len(packed)} came")
+        (count,) = struct.unpack_from("<Q", packed)
+        mean, squares, low, high = np.frombuffer(packed, np.float64, offset=8).reshape(4, elements).copy()
+        if count and not (np.isfinite(mean).all() and np.isfinite(squares).all() and (squares >= 0).all()):
+            raise ProtocolViolation("moments must be finite")
+        return cls(count, mean, squares, low, high)

@@ -1,0 +1,56 @@
+"""Who a process is: its pid alone is not enough, since pids are used again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process by pid and start time (clock ticks after boot, ``/proc/PID/stat`` field 22; 0 where that is unknown)."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def current(cls) -> ProcessIdentity:
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        return cls(pid, read_start_ticks(pid))
+
+    def is_alive(self) -> bool:
+        """True while this very process exists, also when it is stopped; a zombie counts as dead."""
+        if self.start_ticks == 0:
+            return os.path.exists(f"/proc/{self.pid}")
+        return read_start_ticks(self.pid) == self.start_ticks and not _is_zombie(self.pid)
+
+
+def read_start_ticks(pid: int) -> int:
+    """Start time of ``pid`` in clock ticks, or 0 when there is no such process or no ``/proc``."""
+    fields = _read_stat(pid)
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def pid_namespace() -> int:
+    """Inode of this process's PID namespace, or 0 where the system has none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _is_zombie(pid: int) -> bool:
+    fields = _read_stat(pid)
+    return bool(fields) and fields[0] == "Z"
+
+
+def _read_stat(pid: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` from the state on: the name before it may hold spaces and brackets."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()
+    except OSError:
+        return []
