@@ -1,0 +1,63 @@
+"""The client of replay-server: collectors write rows, learners sample them.
+
+``Learner`` and ``Batch`` are loaded when they are first named: a collector's process never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from replay_server_protocol.errors import (
+    AlreadyServing,
+    AttachRefused,
+    BudgetExceeded,
+    DeviceError,
+    ForkedClient,
+    InvalidRequest,
+    ProtocolViolation,
+    ReplayError,
+    ReplayTimeout,
+    RowsRejected,
+    SchemaMismatch,
+    ServerClosing,
+    ServerGone,
+)
+from replay_server_protocol.schema import Field, Schema
+
+from replay_server_client.collector import Collector, CollectorStatistics, LentSlot
+
+if TYPE_CHECKING:
+    from replay_server_client.batch import Batch
+    from replay_server_client.learner import Learner
+
+__all__ = [
+    "AlreadyServing",
+    "AttachRefused",
+    "Batch",
+    "BudgetExceeded",
+    "Collector",
+    "CollectorStatistics",
+    "DeviceError",
+    "Field",
+    "ForkedClient",
+    "InvalidRequest",
+    "Learner",
+    "LentSlot",
+    "ProtocolViolation",
+    "ReplayError",
+    "ReplayTimeout",
+    "RowsRejected",
+    "Schema",
+    "SchemaMismatch",
+    "ServerClosing",
+    "ServerGone",
+]
+
+_LOADED_BY_NAME = {"Learner": "replay_server_client.learner", "Batch": "replay_server_client.batch"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_BY_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LOADED_BY_NAME[name]), name)

@@ -53,6 +53,7 @@ class Connection:
         self._pid = os.getpid()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._socket_fd: int | None = None
         self._server_pidfd: int | None = None
 
     @property
@@ -62,6 +63,11 @@ class Connection:
     @property
     def generation(self) -> int:
         return self._welcomed().generation
+
+    @property
+    def attached_welcome(self) -> Welcome:
+        """``welcome``; raises ServerGone when there is none."""
+        return self._welcomed()
 
     @property
     def is_attached(self) -> bool:
@@ -145,18 +151,14 @@ class Connection:
         Only after the socket was read empty: its descriptor signals changes, not contents.
         """
         poll = select.poll()
-        socket = self._socket
-        if socket is not None:
-            poll.register(socket.fileno(), select.POLLIN)
-        if self._server_pidfd is not None:
-            poll.register(self._server_pidfd, select.POLLIN)
-        for fd in also:
-            poll.register(fd, select.POLLIN)
+        for fd in (self._socket_fd, self._server_pidfd, *also):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
         poll.poll(min(timeout_s, _LONGEST_SLEEP_S) * 1000)
 
     def detach(self) -> None:
         """Forgets the session and closes its socket, without a word."""
-        self.welcome = None
+        self.welcome = self._socket_fd = None
         if self._server_pidfd is not None:
             os.close(self._server_pidfd)
             self._server_pidfd = None
@@ -187,7 +189,7 @@ class Connection:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.connect(self.endpoints.control)
-        self._socket = socket
+        self._socket, self._socket_fd = socket, socket.fileno()
 
     def _greet(self, hello: Hello, deadline: Deadline) -> Welcome | Refused:
         socket = self._connected()

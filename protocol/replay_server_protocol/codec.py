@@ -29,7 +29,9 @@ class Codec(Generic[M]):
     def __init__(self, messages: UnionType) -> None:
         self._classes: tuple[type[M], ...] = get_args(messages)
         self._checks = [_checks_of(cls) for cls in self._classes]
-        self._getters = {cls: (code, attrgetter(*(f.name for f in fields(cls)))) for code, cls in enumerate(self._classes)}
+        self._getters: dict[type[Any], tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
+            cls: (code, attrgetter(*(f.name for f in fields(cls)))) for code, cls in enumerate(self._classes)
+        }
 
     def encode(self, message: M) -> bytes:
         code, values = self._getters[type(message)]
@@ -41,7 +43,7 @@ class Codec(Generic[M]):
         if len(packed) > MAX_MESSAGE_BYTES:
             raise ProtocolViolation(f"a message has at most {MAX_MESSAGE_BYTES:,} bytes, this one {len(packed):,}")
         try:
-            values = msgpack.unpackb(packed, raw=False, strict_map_key=True)
+            values: Any = msgpack.unpackb(packed, raw=False, strict_map_key=True)
         except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
             raise ProtocolViolation(f"a message is msgpack: {type(error).__name__}: {str(error)[:80]}") from error
         if type(values) is not list or not values or type(values[0]) is not int or not 0 <= values[0] < len(self._classes):

@@ -46,8 +46,8 @@ class Endpoints:
         longest = max(len(os.fsencode(path)) for path in (endpoints.control_path, endpoints.status_path))
         if longest > _SOCKET_PATH_BYTES:
             raise InvalidRequest(
-                f"run directory {endpoints.run_dir} is too long: a socket path may have {_SOCKET_PATH_BYTES} bytes, this one has {longest}; "
-                "give a shorter --run-dir",
+                f"run directory {endpoints.run_dir} is too long: a socket path may have {_SOCKET_PATH_BYTES} bytes, "
+                f"this one has {longest}; give a shorter --run-dir",
                 bytes=longest,
                 limit_bytes=_SOCKET_PATH_BYTES,
             )

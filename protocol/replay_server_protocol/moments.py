@@ -68,6 +68,6 @@ class Moments:
             raise ProtocolViolation(f"moments of {elements} elements have {8 + 32 * elements} bytes, {len(packed)} came")
         (count,) = struct.unpack_from("<Q", packed)
         mean, squares, low, high = np.frombuffer(packed, np.float64, offset=8).reshape(4, elements).copy()
-        if count and not (np.isfinite(mean).all() and np.isfinite(squares).all() and (squares >= 0).all()):
-            raise ProtocolViolation("moments must be finite")
+        if count and not (np.isfinite((mean, squares, low, high)).all() and (squares >= 0).all() and (low <= high).all()):
+            raise ProtocolViolation("moments must be finite, with squares >= 0 and low <= high")
         return cls(count, mean, squares, low, high)

@@ -111,9 +111,7 @@ class PlacedField:
 
     def view(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:
         """This field of ``rows`` (``uint8[n, stride]``, rows contiguous) as ``dtype[n, *shape]``, sharing memory."""
-        stride = rows.strides[0]
-        inner = np.empty(self.shape, self.numpy_dtype).strides
-        return np.ndarray((rows.shape[0], *self.shape), self.numpy_dtype, rows, self.offset, (stride, *inner))
+        return rows[:, self.offset : self.end].view(self.numpy_dtype).reshape(len(rows), *self.shape)
 
     def describe(self) -> str:
         return f"{self.dtype}{list(self.shape) if self.shape else ''}"
@@ -146,13 +144,19 @@ class Schema:
         Roles and pairs default to the names themselves: ``reward``, ``terminated``, ``truncated``, ``first``; ``next_X`` of ``X``.
         Raises SchemaMismatch naming the field.
         """
-        specs = dict(_flatten({**(fields or {}), **named}))
+        specs: dict[str, object] = {}
+        for name, spec in (*_flatten(fields or {}), *_flatten(named)):
+            if name in specs:
+                raise SchemaMismatch(f"field {name!r} stands twice", field=name)
+            specs[name] = spec
         if not 1 <= len(specs) <= MAX_FIELDS:
             raise SchemaMismatch(f"a schema has 1 to {MAX_FIELDS} fields, this one {len(specs)}")
         placed, offset = [], 0
         for name, spec in specs.items():
             if not _NAME.fullmatch(name) or len(name) > _NAME_LENGTH:
-                raise SchemaMismatch(f"field name {name!r}: letters, digits and '_', parts joined by '.', at most {_NAME_LENGTH} characters")
+                raise SchemaMismatch(
+                    f"field name {name!r}: letters, digits and '_', parts joined by '.', at most {_NAME_LENGTH} characters"
+                )
             try:
                 field = Field.of(spec)
             except SchemaMismatch as error:

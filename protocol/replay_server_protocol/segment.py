@@ -13,6 +13,7 @@ so each copy lies inside one pinned range.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -42,9 +43,10 @@ def segment_name(run_id: str, part: str) -> str:
 def sweep_segments(run_id: str) -> list[str]:
     """Unlinks every segment of a dead server's ``run_id`` and returns their names; mappings of living processes stay valid."""
     swept = []
-    for path in segment_dir().glob(f"{segment_name(run_id, '')}*"):
-        path.unlink(missing_ok=True)
-        swept.append(path.name)
+    for path in segment_dir().iterdir():
+        if path.name.startswith(segment_name(run_id, "")):
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
     return sorted(swept)
 
 
@@ -92,12 +94,14 @@ class Segment:
     @classmethod
     def open(cls, name: str, n_bytes: int) -> Segment:
         """Maps a segment made by another process. Raises ProtocolViolation if it is missing or smaller than promised."""
-        if "/" in name or not name.startswith(_PREFIX):
-            raise ProtocolViolation(f"segment name {name!r} is not one of ours")
+        if n_bytes < 1 or "/" in name or "\0" in name or not name.startswith(_PREFIX):
+            raise ProtocolViolation(f"segment {name!r} of {n_bytes:,} bytes is not one of ours")
         try:
             fd = os.open(segment_dir() / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
-            raise ProtocolViolation(f"segment {name} can't be opened ({error.strerror}); the processes must share {segment_dir()}") from error
+            raise ProtocolViolation(
+                f"segment {name} can't be opened ({error.strerror}); the processes must share {segment_dir()}"
+            ) from error
         try:
             found = os.fstat(fd).st_size
             if found < n_bytes:
@@ -116,10 +120,8 @@ class Segment:
     def close(self) -> None:
         """Unmaps, or leaves that to the last view of the memory that somebody still holds."""
         self.bytes = np.empty(0, np.uint8)
-        try:
+        with contextlib.suppress(BufferError):
             self._mapping.close()
-        except BufferError:
-            pass
 
 
 def _allocate(fd: int, n_bytes: int) -> None:

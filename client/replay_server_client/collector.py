@@ -1,0 +1,240 @@
+"""The collector: writes rows into lent slots, publishes them, and goes on when the server comes back.
+
+No thread: whatever has to happen happens inside a call. A part-filled slot is published by ``flush``, ``close``, ``slot``, by any
+call that is about to wait, and by the first ``write`` after ``linger`` seconds; a collector that may pause calls ``flush``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from replay_server_protocol.endpoints import Endpoints, check_name
+from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerGone
+from replay_server_protocol.schema import Schema
+
+from replay_server_client.connection import Connection
+from replay_server_client.deadline import Deadline
+from replay_server_client.ingress import CollectorHello, CollectorStatistics, Ingress
+from replay_server_client.mailbox import Mail
+from replay_server_client.rows import RowReader
+from replay_server_client.slot_writer import LentSlot, SlotWriter
+from replay_server_client.slots import LentSlots
+
+_CLOSE_WAIT_S = 5.0
+
+
+class Collector:
+    """A session that writes rows. One thread uses it; made by ``connect``, closed by ``close`` or the ``with`` block.
+
+    Every call raises ForkedClient in a forked child and InvalidRequest after ``close``.
+    """
+
+    def __init__(self, ingress: Ingress, schema: Schema, lanes: int, name: str, timeout: float | None, linger: float) -> None:
+        self.name = name
+        self.lanes = lanes
+        self.schema = schema
+        self._ingress = ingress
+        self._reader = RowReader(schema, lanes)
+        self._timeout = timeout
+        self._linger = linger
+        self._is_lending = False
+        self._pid = os.getpid()
+        self._says_bye = weakref.finalize(self, ingress.connection.close)
+
+    @classmethod
+    def connect(
+        cls,
+        server: str | None = None,
+        *,
+        schema: Schema,
+        lanes: int = 1,
+        name: str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        timeout: float | None = 10.0,
+        counted: bool = True,
+        linger: float = 0.1,
+        run_id: str | None = None,
+    ) -> Self:
+        """Attaches to ``server`` (default: $REPLAY_SERVER_NAME, else "default") and maps this collector's slots.
+
+        ``lanes`` environments are interleaved in every ``write``. ``timeout`` is also the default of later waits; ``counted=False``
+        keeps the rows out of samples-per-insert. Waits for a server; raises ServerGone if none came, ReplayTimeout if its ring did not,
+        and what the server refused: SchemaMismatch, BudgetExceeded, AttachRefused.
+        """
+        if not isinstance(schema, Schema):
+            raise SchemaMismatch(f"schema={schema!r}: make one with Schema.of(...)")
+        if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
+            raise InvalidRequest(f"lanes={lanes!r}: the number of environments in a step, at least 1")
+        if not linger >= 0:
+            raise InvalidRequest(f"linger={linger!r}: seconds, at least 0")
+        deadline = Deadline(timeout)
+        own_name = check_name(name or f"collector-{os.getpid()}", "collector name")
+        hello = CollectorHello(own_name, schema, lanes, counted, run_id)
+        connection = Connection(Endpoints.resolve(server, run_dir), hello)
+        try:
+            ingress = Ingress(connection, hello)
+            ingress.attach(deadline)
+            return cls(ingress, schema, lanes, own_name, timeout, linger)
+        except BaseException:
+            connection.close()
+            raise
+
+    def write(
+        self,
+        rows: Mapping[str, object],
+        *,
+        mask: object = None,
+        final_mask: object = None,
+        final: Mapping[str, object] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Takes rows: a mapping (nested ones are flattened with dots) of arrays ``[n, …]``, time-major over all lanes.
+
+        Only rows where ``mask`` (bool[n]) are kept. Where ``final_mask``, the fields of ``final`` (full length) stand in for those of
+        ``rows``: an episode's last next observation. Waits for credits for ``timeout`` seconds (default: that of ``connect``) and
+        raises ReplayTimeout, whose ``rows_written`` leading rows are in; the rest may be written again. Raises RowsRejected with
+        nothing written, ServerGone when the server ended and no other came in time.
+        """
+        ingress = self._usable()
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        block = self._reader.read(rows, mask, final_mask, final)
+        taken = 0
+        try:
+            while taken < block.rows:
+                with ingress.outliving_server(deadline):
+                    slots, writer = ingress.open_writer(deadline)
+                    taken += slots.place(block, taken)
+                    if writer.is_full or taken < block.rows or slots.open_for_s >= self._linger:
+                        slots.publish()
+        except ReplayTimeout as late:
+            ingress.chains.cut_all()
+            late.details["rows_written"] = taken
+            raise
+
+    def cut(self, lanes: object) -> None:
+        """Ends these lanes' chains here without an episode end: a number, a sequence of numbers, or bool[lanes]."""
+        chains = self._usable().chains
+        chosen = np.atleast_1d(np.asarray(lanes))
+        count = self.lanes
+        if chosen.dtype == np.bool_ and chosen.shape == (count,):
+            chosen = np.flatnonzero(chosen)
+        if chosen.size == 0:
+            return
+        if chosen.dtype.kind not in "iu" or chosen.ndim != 1 or chosen.min() < 0 or chosen.max() >= count:
+            raise InvalidRequest(f"cut({lanes!r}): lanes are numbers from 0 to {count - 1}, or bool[{count}]")
+        chains.cut(chosen)
+
+    def flush(self, timeout: float | None = 5.0) -> int:
+        """Publishes what is open, waits until all rows written so far are committed, and returns a seq that covers them.
+
+        Raises ReplayTimeout naming what it waits on. After the server was lost it raises ServerGone once, with the number of rows that
+        were lost; later flushes work on the new ring, whose seqs start anew.
+        """
+        ingress = self._usable()
+        deadline = Deadline(timeout)
+        try:
+            slots = ingress.slots or ingress.attach(deadline)
+            slots.publish()
+            ingress.tell_loss()
+            ingress.wait(lambda: slots.unanswered == 0, deadline, "published rows are not committed", "credit")
+            return slots.committed
+        except ServerGone:
+            ingress.lose()
+            ingress.tell_loss()
+            raise
+
+    @contextlib.contextmanager
+    def slot(self, timeout: float | None = 1.0) -> Iterator[LentSlot]:
+        """Lends a free slot, to be filled in place and published at the end of the block; an exception inside publishes nothing.
+
+        Waits for a credit; raises ReplayTimeout. Raises RowsRejected at the end if ``slot.rows`` was never set.
+        """
+        ingress = self._usable()
+        slots, writer = self._empty_writer(ingress, Deadline(timeout))
+        lent = LentSlot(writer, slots.slot_rows // self.lanes * self.lanes, self.lanes)
+        self._is_lending = True
+        try:
+            yield lent
+            ingress.connection.check_process()
+            slots.claim(lent.checked_rows())
+            slots.publish()
+        finally:
+            self._is_lending = False
+            slots.abandon()  # what was not published
+
+    def latest(self, mailbox: str, newer_than: int = 0, timeout: float | None = None) -> Mail | None:
+        """The newest version of a mailbox after ``newer_than``: (version, arrays by name, copied), or None.
+
+        Asks the server the first time and when it has told of a newer version; otherwise it costs no round trip. Waits for ``timeout``
+        seconds at most (default: that of ``connect``); raises ReplayTimeout. Versions handed out before a server was lost are older
+        than all of its successor's.
+        """
+        ingress = self._usable()
+        if newer_than < 0:
+            raise InvalidRequest(f"newer_than={newer_than}: a version, or 0 for any")
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        mail = ingress.mail
+        while True:
+            with ingress.outliving_server(deadline):
+                if ingress.slots is None:
+                    ingress.attach(deadline)
+                ingress.absorb()
+                if not mail.has_news(mailbox, newer_than):
+                    return None
+                mail.ask(mailbox, newer_than)
+                try:
+                    ingress.wait(lambda: mail.has_answer, deadline, f"no answer about mailbox {mailbox!r}")
+                finally:
+                    mail.give_up()
+                return mail.take(mailbox)
+
+    def statistics(self) -> CollectorStatistics:
+        """What was done so far and what is held now; sends nothing."""
+        self._ingress.connection.check_process()
+        return CollectorStatistics.of(self.name, self._ingress)
+
+    def close(self) -> None:
+        """Publishes what is open, waits up to 5 s for its credits, says bye and lets go of the slots. Safe to call twice.
+
+        Is closed also when it raises: ReplayTimeout (what was published may still be committed), ServerGone (rows were lost). In a
+        forked child it does nothing.
+        """
+        if not self._says_bye.alive or os.getpid() != self._pid:
+            return
+        try:
+            if self._ingress.slots is not None and not self._is_lending:
+                self.flush(_CLOSE_WAIT_S)
+        finally:
+            self._ingress.let_go()
+            self._says_bye()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(ReplayError):  # the block's own error is the one to tell
+            self.close()
+
+    def _usable(self) -> Ingress:
+        self._ingress.connection.check_process()
+        if not self._says_bye.alive:
+            raise InvalidRequest(f"collector {self.name!r} is closed; connect again")
+        if self._is_lending:
+            raise InvalidRequest(f"collector {self.name!r} has lent a slot; leave its with block first, rows would change order")
+        return self._ingress
+
+    def _empty_writer(self, ingress: Ingress, deadline: Deadline) -> tuple[LentSlots, SlotWriter]:
+        while True:
+            with ingress.outliving_server(deadline):
+                if ingress.slots is not None:
+                    ingress.slots.publish()
+                return ingress.open_writer(deadline)

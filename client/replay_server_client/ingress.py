@@ -1,0 +1,247 @@
+"""The collector's end of ingress: attaches, waits for credits within a deadline, notices a loss and attaches again.
+
+All messages of the session are read here, in one place: a credit frees slots whatever the caller happens to wait for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
+from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
+from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.schema import Schema
+
+from replay_server_client.connection import Connection, error_of
+from replay_server_client.deadline import Deadline
+from replay_server_client.mailbox import MailReader
+from replay_server_client.slot_writer import LaneChains, SlotWriter
+from replay_server_client.slots import REPEAT_S, Counts, LentSlots
+
+_REASON_WAIT_S = 0.015
+"""After the deadline, for the server's word on what was missing."""
+
+
+@dataclass(slots=True)
+class CollectorHello:
+    """Makes the HELLO of each attach. Apart from the collector, which its connection must not keep alive."""
+
+    name: str
+    schema: Schema
+    lanes: int
+    counted: bool
+    run_id: str | None
+    rows_lost: int = 0  # not yet told to a server
+
+    def __call__(self, nonce: int) -> Hello:
+        me = ProcessIdentity.current()
+        return Hello(
+            version=PROTOCOL_VERSION,
+            nonce=nonce,
+            role="collector",
+            name=self.name,
+            pid=me.pid,
+            start_ticks=me.start_ticks,
+            pid_namespace=pid_namespace(),
+            run_id=self.run_id,
+            schema=self.schema.to_wire(),
+            lanes=self.lanes,
+            counted=self.counted,
+            rows_lost=self.rows_lost,
+            device_uuid=None,
+            has_mapped=0,
+        )
+
+
+class Ingress:
+    """``slots`` are those of the present session, None while there is none; everything else outlives sessions."""
+
+    def __init__(self, connection: Connection, hello: CollectorHello) -> None:
+        self.connection = connection
+        self.slots: LentSlots | None = None
+        self.chains = LaneChains(hello.lanes)
+        self.mail = MailReader(connection)
+        self.counts = Counts()
+        self._hello = hello
+        self._segment: SegmentLent | None = None
+        self._reason: Reason | None = None
+        self._untold_loss: int | None = None  # rows lost that no flush has told of; None without a loss
+
+    def attach(self, deadline: Deadline) -> LentSlots:
+        """Opens a session and maps its slots. Starts over if the server dies meanwhile, until the deadline.
+
+        Raises ServerGone if no server came, ReplayTimeout if its ring did not, and what the server refused.
+        """
+        while True:
+            self._segment = None
+            try:
+                self.connection.attach(deadline)
+                self._hello.rows_lost = 0
+                self.wait(lambda: self._segment is not None, deadline, "no slots were lent", "ring")
+                return self._map()
+            except ServerClosing:
+                self.connection.say_bye()
+                raise
+            except ServerGone:
+                if deadline.has_passed:
+                    raise
+            except BaseException:
+                self.connection.say_bye()
+                raise
+
+    def open_writer(self, deadline: Deadline) -> tuple[LentSlots, SlotWriter]:
+        """The open slot, or a free one after waiting for its credit. Attaches first if there is no session."""
+        slots = self.slots or self.attach(deadline)
+        if slots.writer is not None:
+            return slots, slots.writer
+        self.wait(lambda: slots.has_free, deadline, f"no credit: all {slots.depth} slots are published", "credit")
+        return slots, slots.open()
+
+    def absorb(self) -> None:
+        """Takes in every message that is there; never waits. Raises ServerGone and what the server refused."""
+        while (message := self.connection.receive_nowait()) is not None:
+            self._accept(message)
+
+    def wait(
+        self, is_done: Callable[[], bool], deadline: Deadline, missing: str, what: Literal["ring", "credit"] | None = None
+    ) -> None:
+        """Until ``is_done``. Before it really waits, the open slot is published: somebody may be waiting for its rows.
+
+        Raises ReplayTimeout with ``missing``, the time, and the server's own reason for ``what``; ServerGone at once on its death.
+        """
+        self.absorb()
+        if is_done():
+            return
+        if self.slots is not None:
+            self.slots.publish()
+        started = time.monotonic()
+        try:
+            while not deadline.has_passed:
+                if self.slots is not None:
+                    self.slots.repeat()
+                self.connection.sleep(min(deadline.remaining_s, REPEAT_S))
+                self.absorb()
+                if is_done():
+                    return
+        finally:
+            self.counts.waited_s += time.monotonic() - started
+        raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s; {self._ask_reason(what)}")
+
+    @contextlib.contextmanager
+    def outliving_server(self, deadline: Deadline) -> Iterator[None]:
+        """Swallows the server's loss inside the block, for the caller to go on with another one; raises it if no time is left or the
+        server stops in good order."""
+        try:
+            yield
+        except ServerGone as gone:
+            self.lose()
+            if isinstance(gone, ServerClosing) or deadline.has_passed:
+                raise
+
+    def lose(self) -> None:
+        """Lets go of the session and counts what was in flight as lost."""
+        slots, self.slots = self.slots, None
+        if slots is not None:
+            rows = slots.close()
+            self.counts.rows_lost += rows
+            self._hello.rows_lost += rows
+            self._untold_loss = rows + (self._untold_loss or 0)
+            self.chains.cut_all()
+            self.mail.forget()
+        self.connection.say_bye()
+
+    def tell_loss(self) -> None:
+        """Raises ServerGone once after a loss, with the number of rows that went with the server."""
+        rows, self._untold_loss = self._untold_loss, None
+        if rows is not None:
+            raise ServerGone(
+                f"server {self.connection.endpoints.name!r} was lost, and {rows} rows that it had not committed with it; seqs of before "
+                "belong to its old ring, rows written since are flushed by the next flush()",
+                rows_lost=rows,
+            )
+
+    def let_go(self) -> None:
+        """Drops the slots, with whatever is still in flight in the server's hands."""
+        slots, self.slots = self.slots, None
+        if slots is not None:
+            slots.close()
+
+    def _map(self) -> LentSlots:
+        lent, connection = self._segment, self.connection
+        assert lent is not None  # what attach waited for
+        differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
+        if differences:
+            raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
+        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts)
+        connection.send(Mapped(connection.session, connection.generation))
+        return self.slots
+
+    def _accept(self, message: ServerMessage) -> None:
+        match message:
+            case Credit():
+                if self.slots is not None:
+                    self.slots.credit(message)
+            case SegmentLent():
+                self._segment = message
+            case Reason():
+                self._reason = message
+            case Refused():
+                raise error_of(message)
+            case _:
+                self.mail.accept(message)
+
+    def _ask_reason(self, what: Literal["ring", "credit"] | None) -> str:
+        """The server's word on what this client waits for; at most 15 ms past the deadline."""
+        name = self.connection.endpoints.name
+        if what is None:
+            return f"server {name!r} may be stopped or busy"
+        self._reason = None
+        self.connection.send(Explain(self.connection.session, self.connection.generation, what, 0, 0))
+        end = time.monotonic() + _REASON_WAIT_S
+        while self._reason is None and (left := end - time.monotonic()) > 0:
+            self.connection.sleep(left)
+            self.absorb()
+        return f"server {name!r}: {self._reason.text}" if self._reason else f"server {name!r} does not answer, it may be stopped or busy"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorStatistics:
+    """What a collector has done over all its sessions, and what it holds now.
+
+    rows_written = rows_committed + rows_rejected + rows_in_flight + rows_lost. ``committed`` is the seq of the newest credit.
+    """
+
+    name: str
+    generation: int | None
+    slot_rows: int
+    depth: int
+    free_slots: int
+    committed: int
+    rows_written: int
+    rows_committed: int
+    rows_in_flight: int
+    rows_masked: int
+    rows_rejected: int
+    rows_nonfinite: int
+    rows_lost: int
+    publishes: int
+    repeats: int
+    waited_s: float
+
+    @classmethod
+    def of(cls, name: str, ingress: Ingress) -> CollectorStatistics:
+        slots, welcome = ingress.slots, ingress.connection.welcome
+        return cls(
+            name=name,
+            generation=welcome.generation if welcome else None,
+            slot_rows=slots.slot_rows if slots else 0,
+            depth=slots.depth if slots else 0,
+            free_slots=slots.free_slots if slots else 0,
+            committed=slots.committed if slots else 0,
+            rows_in_flight=slots.rows_in_flight if slots else 0,
+            **asdict(ingress.counts),
+        )

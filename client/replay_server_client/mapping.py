@@ -1,0 +1,144 @@
+"""The learner's mapping of the ring: made once for each generation, proved, closed once.
+
+The rows are seen as ``uint8[ring_rows, stride]``. What the server kept in host memory (storage cpu or host) is a shared segment; a
+CUDA ring is opened by its IPC handle (mapping_cuda, imported only then).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from replay_server_protocol.errors import AttachRefused, InvalidRequest, ProtocolViolation, SchemaMismatch
+from replay_server_protocol.messages import RingAt
+from replay_server_protocol.schema import Schema
+from replay_server_protocol.segment import Segment
+from torch import Tensor
+
+PROOF_BYTES = 64
+
+
+class RingMapping(Protocol):
+    """``rows`` is the ring, ``uint8[ring_rows, stride]``, until ``close``."""
+
+    rows: Tensor
+
+    def read_cell(self, offset: int, n_bytes: int) -> bytes:
+        """Bytes of the allocation, read through the mapping. Waits for the device."""
+
+    def close(self) -> None:
+        """Unmaps, after every piece of work that reads the ring was seen complete. Safe to call twice."""
+
+
+class HostMapping:
+    """A ring in a shared segment."""
+
+    def __init__(self, at: RingAt, stride: int) -> None:
+        self._segment = Segment.open(_segment_name(at), at.alloc_bytes)
+        self.rows = torch.from_numpy(self._segment.bytes)[: at.ring_rows * stride].view(at.ring_rows, stride)
+
+    def read_cell(self, offset: int, n_bytes: int) -> bytes:
+        return self._segment.bytes[offset : offset + n_bytes].tobytes()
+
+    def close(self) -> None:
+        self.rows = torch.empty(0, dtype=torch.uint8)
+        self._segment.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One generation's ring as this learner uses it. Batches lie on ``device``; ``stream`` is theirs on CUDA, with high priority."""
+
+    at: RingAt
+    schema: Schema
+    mapping: RingMapping
+    device: torch.device
+    stream: torch.cuda.Stream | None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether batches go from a host ring to the GPU through pinned memory."""
+        return self.at.storage != "cuda" and self.device.type == "cuda"
+
+
+def check_device(device: str) -> str:
+    """Returns ``device`` if it is one of auto, cpu, cuda, cuda:N and is there; raises InvalidRequest otherwise."""
+    kind, colon, index = device.partition(":")
+    if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and colon and index.isdecimal()):
+        raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N'")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise InvalidRequest(f"device={device!r}: this torch sees no CUDA device; use device='cpu' or a torch built for CUDA")
+        if index and int(index) >= torch.cuda.device_count():
+            raise InvalidRequest(f"device={device!r}: there are {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
+def device_uuid(device: str) -> str | None:
+    """UUID of the GPU that ``device`` names, None where it leaves the choice to the ring's place."""
+    return str(torch.cuda.get_device_properties(int(device.partition(":")[2])).uuid) if ":" in device else None
+
+
+def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) -> Ring:
+    """Maps the ring for a learner that asked for ``device``.
+
+    Raises AttachRefused when the device can't reach the ring, SchemaMismatch when its rows aren't the expected ones,
+    ProtocolViolation when the segment is missing or the sizes contradict each other.
+    """
+    schema = Schema.from_wire(at.schema)
+    if expected is not None and (differences := expected.differences(schema)):
+        raise SchemaMismatch(f"the server's ring has another schema than the learner expects: {differences}")
+    if at.ring_rows * schema.stride > at.proof_offset or at.proof_offset + PROOF_BYTES > at.alloc_bytes or not at.ring_rows:
+        raise ProtocolViolation(f"a ring of {at.ring_rows:,} rows of {schema.stride} bytes does not fit in {at.alloc_bytes:,} bytes")
+    chosen = _place(at, device)
+    if at.storage == "cuda":
+        mapping = _map_cuda(at, schema.stride, chosen, server_pid)
+    else:
+        mapping = HostMapping(at, schema.stride)
+    stream = torch.cuda.Stream(chosen, priority=-1) if chosen.type == "cuda" else None
+    return Ring(at, schema, mapping, chosen, stream)
+
+
+def _place(at: RingAt, device: str) -> torch.device:
+    if at.storage == "cuda":
+        return _place_cuda(at, device)
+    if device == "auto":
+        device = "cuda" if at.storage == "host" and torch.cuda.is_available() else "cpu"
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+
+
+def _place_cuda(at: RingAt, device: str) -> torch.device:
+    if device == "cpu":
+        raise AttachRefused("the ring is in the memory of a GPU: connect with device='cuda', or serve with --storage host for CPU learners")
+    uuids = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if at.device_uuid not in uuids:
+        raise AttachRefused(
+            f"the ring is on GPU {at.device_uuid}, this process sees {', '.join(uuids) or 'no GPU'}; "
+            "make that GPU visible here (CUDA_VISIBLE_DEVICES) or serve with --storage host"
+        )
+    chosen = torch.device("cuda", uuids.index(at.device_uuid))
+    if ":" in device and torch.device(device) != chosen:
+        raise AttachRefused(f"the ring is on {chosen} (GPU {at.device_uuid}), device={device!r} was asked for; connect with device='cuda'")
+    return chosen
+
+
+def _map_cuda(at: RingAt, stride: int, device: torch.device, server_pid: int) -> RingMapping:
+    if server_pid == os.getpid():  # the driver takes equal pids for one process and refuses to open its own handle (error 201)
+        raise AttachRefused(
+            f"server and learner both have pid {server_pid}, each in its own PID namespace: CUDA can't tell them apart; "
+            "start the containers with one PID namespace (docker: --pid=container:NAME)"
+        )
+    try:
+        from replay_server_client.mapping_cuda import CudaMapping
+    except ImportError as error:
+        raise AttachRefused(f"mapping a CUDA ring needs cuda-bindings ({error}); install replay-server[cuda]") from error
+    return CudaMapping(at, stride, device)
+
+
+def _segment_name(at: RingAt) -> str:
+    try:
+        return at.handle.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise ProtocolViolation("the ring's segment name is not ASCII") from error

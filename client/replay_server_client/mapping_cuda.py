@@ -1,0 +1,62 @@
+"""The mapping of a ring in another process's GPU memory: one cudaIpcOpenMemHandle, one cudaIpcCloseMemHandle, no copy."""
+
+from __future__ import annotations
+
+import torch
+from cuda.bindings import runtime as cudart
+from replay_server_protocol.errors import AttachRefused, DeviceError, ProtocolViolation
+from replay_server_protocol.messages import RingAt
+
+_HANDLE_BYTES = 64
+
+
+class CudaMapping:
+    """``at``'s allocation opened on ``device``, which must be the GPU it lies on."""
+
+    def __init__(self, at: RingAt, stride: int, device: torch.device) -> None:
+        if len(at.handle) != _HANDLE_BYTES:
+            raise ProtocolViolation(f"a CUDA IPC handle has {_HANDLE_BYTES} bytes, {len(at.handle)} came")
+        self._device = device
+        handle = cudart.cudaIpcMemHandle_t()
+        handle.reserved = at.handle
+        with torch.cuda.device(device):
+            torch.cuda.init()
+            torch.cuda.current_stream(device).synchronize()  # makes the device's context before the first call past torch
+            status, self._address = cudart.cudaIpcOpenMemHandle(handle, cudart.cudaIpcMemLazyEnablePeerAccess)
+        if status != cudart.cudaError_t.cudaSuccess:
+            cudart.cudaGetLastError()  # else torch's next call would raise it
+            raise AttachRefused(
+                f"cudaIpcOpenMemHandle on {device}: {status.name}; server and learner need one uid, one GPU (not two MIG slices) and a "
+                "driver with CUDA IPC; --storage host works without"
+            )
+        self._memory = torch.as_tensor(_Allocation(int(self._address), at.alloc_bytes), device=device)
+        self.rows = self._memory[: at.ring_rows * stride].view(at.ring_rows, stride)
+        self._is_open = True
+
+    def read_cell(self, offset: int, n_bytes: int) -> bytes:
+        return self._memory[offset : offset + n_bytes].cpu().numpy().tobytes()
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        torch.cuda.synchronize(self._device)
+        self.rows = self._memory = torch.empty(0, dtype=torch.uint8)
+        with torch.cuda.device(self._device):
+            (status,) = cudart.cudaIpcCloseMemHandle(self._address)
+        if status != cudart.cudaError_t.cudaSuccess:
+            cudart.cudaGetLastError()
+            raise DeviceError(f"cudaIpcCloseMemHandle on {self._device}: {status.name}")
+
+
+class _Allocation:
+    """Memory that torch.as_tensor wraps without a copy: ``uint8[n_bytes]`` at ``address``."""
+
+    def __init__(self, address: int, n_bytes: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (n_bytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3}
+
+
+def relax_capture_mode() -> None:
+    """Lets the calling thread use CUDA while another thread captures a graph: torch's default mode would let this thread's event
+    queries spoil that capture."""
+    cudart.cudaThreadExchangeStreamCaptureMode(cudart.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed)

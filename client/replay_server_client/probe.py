@@ -1,0 +1,62 @@
+"""Whether sampling may begin, asked as a request of one row whose lease is ended unused."""
+
+from __future__ import annotations
+
+from replay_server_protocol.errors import ReplayError
+from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
+
+from replay_server_client.connection import Connection, error_of
+
+_ASK_AGAIN_NS = 1_000_000_000
+_IDLE_NAP_S = 0.5
+
+
+class Probe:
+    """A Requester of its own: ``ask``, until it ``has_passed`` or ``stop``."""
+
+    def __init__(self, connection: Connection, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.number = 0
+        self._connection = connection
+        self._is_wanted = False
+        self._is_granted = False
+        self._asked_ns = 0
+        self._error: ReplayError | None = None
+
+    def ask(self) -> None:
+        self.number += 1
+        self._is_wanted, self._is_granted, self._error = True, False, None
+        self._asked_ns = 0
+
+    def has_passed(self) -> bool:
+        """Whether the server has granted. Raises what it refused with."""
+        if self._error is not None:
+            raise self._error
+        return self._is_granted
+
+    def stop(self) -> None:
+        if self._is_wanted and not self._is_granted and self._connection.is_attached:
+            self._connection.send(Cancel(self._connection.session, self._connection.generation, self.ordinal, self.number))
+        self._is_wanted = False
+
+    def advance(self, now_ns: int) -> bool:
+        if not self._is_wanted or self._is_granted or self._error is not None or now_ns - self._asked_ns < _ASK_AGAIN_NS:
+            return False
+        self._asked_ns = now_ns
+        connection = self._connection
+        connection.send(Sample(connection.session, connection.generation, self.ordinal, self.number, 1, 0, None))
+        return True
+
+    def granted(self, grant: Grant) -> None:
+        self._is_granted = True
+        self._connection.send(Release(grant.session, grant.generation, grant.lease, is_used=False))
+
+    def refused(self, refused: Refused) -> None:
+        self._error = error_of(refused)
+
+    def forget(self) -> None:
+        self._asked_ns = 0
+        self._is_granted = False
+
+    def nap_s(self) -> float:
+        return _IDLE_NAP_S

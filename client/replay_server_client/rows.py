@@ -1,0 +1,213 @@
+"""Rows as a caller gives them, checked against the schema before a byte is written.
+
+Nothing is cast in silence: a field of another dtype or shape is refused by name, with what would be right; ``Field(cast=True)``
+declares the safe casts. Tensors of torch are known by their type's name alone, so that a collector never imports it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from replay_server_protocol.errors import RowsRejected
+from replay_server_protocol.schema import CASTS, PlacedField, Schema
+
+Array = npt.NDArray[np.generic]
+Bools = npt.NDArray[np.bool_]
+
+_INT32 = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """The rows of one ``write``, all checks passed: time-major over all lanes, exact dtypes, nothing copied that needn't be.
+
+    ``arrays[i]`` is field i as ``dtype[rows, *shape]``. With a mask, ``kept_before[s]`` counts the rows kept before step s.
+    ``final`` holds (field's place in the schema, array of full length); only its rows of ``final_mask`` are ever read.
+    """
+
+    rows: int
+    arrays: tuple[Array, ...]
+    mask: Bools | None = None
+    kept_before: npt.NDArray[np.int64] | None = None
+    final_mask: Bools | None = None
+    final: tuple[tuple[int, Array], ...] = ()
+
+
+class RowReader:
+    """Turns mappings of arrays into row blocks of one schema; ``lanes`` rows are one step."""
+
+    def __init__(self, schema: Schema, lanes: int) -> None:
+        self.schema = schema
+        self.lanes = lanes
+        self._names = frozenset(schema.names)
+        self._index_of = {name: index for index, name in enumerate(schema.names)}
+        self._wanted = tuple((field, field.numpy_dtype, field.shape) for field in schema)
+
+    def read(
+        self, rows: Mapping[str, object], mask: object = None, final_mask: object = None, final: Mapping[str, object] | None = None
+    ) -> RowBlock:
+        """The block of ``rows``. Raises RowsRejected naming the field and what would be right."""
+        given = self._named(rows)
+        arrays = [_array_of(field, dtype, given[field.name]) for field, dtype, _ in self._wanted]
+        n = self._leading(arrays[0])
+        kept = _mask_of("mask", mask, n)
+        if kept is not None and kept.all():
+            kept = None
+        for index, (field, dtype, shape) in enumerate(self._wanted):
+            array = arrays[index]
+            if array.shape != (n, *shape):
+                raise self._misshapen(field, array, n)
+            if array.dtype != dtype:
+                arrays[index] = _cast(field, array, kept)
+        if final_mask is None and final is None:
+            return RowBlock(n, tuple(arrays), kept, self._kept_before(kept))
+        if final_mask is None or final is None:
+            raise RowsRejected("final and final_mask go together: which rows end, and what stands in them then")
+        ends = _mask_of("final_mask", final_mask, n)
+        return RowBlock(n, tuple(arrays), kept, self._kept_before(kept), ends, self._final(final, ends, n))
+
+    def _named(self, rows: Mapping[str, object]) -> Mapping[str, object]:
+        if not isinstance(rows, Mapping):
+            raise RowsRejected(f"rows must be a mapping of field names to arrays, not {type(rows).__name__}")
+        if rows.keys() == self._names:
+            return rows
+        flat = dict(_flatten(rows))
+        for name in self.schema.names:
+            if name not in flat:
+                raise RowsRejected(f"field {name!r} is missing; rows need {', '.join(self.schema.names)}", field=name)
+        self._check_known(flat)
+        return flat
+
+    def _check_known(self, flat: Mapping[str, object]) -> None:
+        for name in flat:
+            if name not in self._names:
+                raise RowsRejected(f"field {name!r} is not in the schema, which has {', '.join(self.schema.names)}", field=name)
+
+    def _leading(self, first: Array) -> int:
+        name = self.schema.fields[0].name
+        if first.ndim == 0:
+            raise RowsRejected(f"field {name!r}: a single value; the leading dimension must count rows", field=name)
+        n = len(first)
+        if n % self.lanes:
+            raise RowsRejected(
+                f"{n} rows (by field {name!r}) are no whole steps of {self.lanes} lanes: give a multiple of {self.lanes}, time-major "
+                "over all lanes, and leave rows out with mask=",
+                field=name,
+                rows=n,
+                lanes=self.lanes,
+            )
+        return n
+
+    def _misshapen(self, field: PlacedField, array: Array, n: int) -> RowsRejected:
+        if array.ndim and array.shape[1:] == field.shape:
+            words = f"{len(array)} rows, field {self.schema.fields[0].name!r} has {n}; every field needs the same leading dimension"
+        else:
+            words = f"shape {array.shape}, must be {(n, *field.shape)}: {n} rows of {field.describe()}"
+        return RowsRejected(f"field {field.name!r}: {words}", field=field.name)
+
+    def _kept_before(self, kept: Bools | None) -> npt.NDArray[np.int64] | None:
+        if kept is None:
+            return None
+        counts = kept.reshape(-1, self.lanes).sum(1)
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+    def _final(self, final: Mapping[str, object], ends: Bools | None, n: int) -> tuple[tuple[int, Array], ...]:
+        flat = dict(_flatten(final))
+        self._check_known(flat)
+        patches = []
+        for name, value in flat.items():
+            index = self._index_of[name]
+            field, dtype, shape = self._wanted[index]
+            array = _array_of(field, dtype, value, "final ")
+            if array.shape != (n, *shape):
+                raise RowsRejected(
+                    f"final field {name!r}: shape {array.shape}, must be {(n, *shape)}: the full leading dimension, of which only rows of "
+                    "final_mask are read",
+                    field=name,
+                )
+            patches.append((index, array if array.dtype == dtype else _cast(field, array, ends)))
+        return tuple(patches)
+
+
+def as_array(value: object) -> tuple[Array, str]:
+    """``value`` in host memory and the name of its dtype (of schema.DTYPES where it has one), without a copy.
+
+    Takes numpy arrays, CPU tensors of torch and whatever has ``__array__``; bfloat16 comes as its uint16 bits. Raises TypeError,
+    saying what it is instead.
+    """
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        return _of_tensor(value)
+    if not hasattr(value, "__array__"):
+        raise TypeError(f"a {type(value).__name__}, must be an array")
+    array = np.asarray(value)
+    dtype = array.dtype
+    if dtype.name == "bfloat16":  # of ml_dtypes; numpy itself has none
+        return array.view(np.uint16), "bfloat16"
+    return array, dtype.name if dtype.isnative else dtype.str
+
+
+def _of_tensor(value: object) -> tuple[Array, str]:
+    device = value.device  # type: ignore[attr-defined]
+    if device.type != "cpu":
+        raise TypeError(f"a tensor on {device}; slots lie in host memory, so write tensor.cpu()")
+    tensor = value.detach()  # type: ignore[attr-defined]
+    torch = sys.modules["torch"]  # a tensor exists, so somebody has imported it
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16), "bfloat16"
+    array: Array = tensor.numpy()
+    return array, array.dtype.name
+
+
+def _array_of(field: PlacedField, wanted: np.dtype[np.generic], value: object, what: str = "") -> Array:
+    """``value`` as an array of the field's dtype or of one that may be cast to it."""
+    if type(value) is np.ndarray and value.dtype == wanted:
+        return value
+    try:
+        array, dtype = as_array(value)
+    except TypeError as error:
+        raise RowsRejected(f"{what}field {field.name!r}: {error}", field=field.name) from error
+    if dtype == field.dtype or (field.dtype == "bfloat16" and dtype == "uint16"):
+        return array
+    casts = CASTS.get(field.dtype, ())
+    if field.cast and dtype in casts:
+        return array
+    remedy = f", or declare Field({field.dtype!r}, {field.shape}, cast=True)" if dtype in casts else ""
+    raise RowsRejected(f"{what}field {field.name!r}: dtype {dtype}, must be {field.dtype}; convert it{remedy}", field=field.name)
+
+
+def _cast(field: PlacedField, array: Array, read: Bools | None) -> Array:
+    """The declared cast; rows that are not ``read`` may hold anything."""
+    if array.dtype == np.int64:
+        values = array if read is None else array[read]
+        if values.size and not (_INT32.min <= values.min() and values.max() <= _INT32.max):
+            raise RowsRejected(
+                f"field {field.name!r}: values from {values.min()} to {values.max()} don't fit int32 ({_INT32.min} to {_INT32.max}); "
+                "declare the field as int64",
+                field=field.name,
+            )
+    with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 becomes Inf, which the non-finite policy sees
+        return array.astype(field.numpy_dtype)
+
+
+def _mask_of(what: str, mask: object, n: int) -> Bools | None:
+    if mask is None:
+        return None
+    try:
+        array, dtype = as_array(mask)
+    except TypeError as error:
+        raise RowsRejected(f"{what}: {error} of bool[{n}]") from error
+    if dtype != "bool" or array.shape != (n,):
+        raise RowsRejected(f"{what}: {dtype}{list(array.shape)}, must be bool[{n}], one value a row")
+    return array.astype(np.bool_, copy=False)
+
+
+def _flatten(rows: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in rows.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

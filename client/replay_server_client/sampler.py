@@ -1,0 +1,293 @@
+"""A fixed request that owns its prefetch + 1 batch buffers and has the next batch ready when it is asked for.
+
+```
+        REQUESTED ──grant──► GATHERING ──seen complete by the deadline──► READY ──take──► LENT
+           ▲                     │ late: asked again                        │ stale       │ next sample()
+           └────── FREE ◄────────┴──────────────────────────────────────────┘             ▼
+                    ▲──────────────────── caller's queued work done ───────────────── RETURNING
+```
+
+Batch buffers take turns: buffer i holds the batches i + 1, i + 1 + period, …, period = prefetch + 1. So addresses repeat with that
+period, and a batch that is dropped is asked for again with its number, into its buffer: the same rows come out of the same window.
+
+A batch is handed out only after the host saw its gather complete and then read a clock at or before the lease's deadline: until then
+the ring did not change under it. Ready and lent batch buffers belong to the caller's thread, which takes a ready one without a lock;
+all others belong to the holder of the engine's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError, ReplayTimeout
+from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
+from replay_server_protocol.states import BufferEvent, BufferState
+
+from replay_server_client.batch import Batch, BatchBuffer
+from replay_server_client.connection import error_of
+from replay_server_client.deadline import Deadline
+from replay_server_client.draw import DRAWS
+from replay_server_client.gather import make_gather
+from replay_server_client.place import Place
+from replay_server_client.request import Request, Seeds, is_count
+
+if TYPE_CHECKING:
+    from replay_server_client.engine import Engine
+    from replay_server_client.mapping import Ring
+
+_ASK_AGAIN_NS = 1_000_000_000
+_MOST_LATE = 3
+_GATHER_NAP_S = 50e-6
+_RETURN_NAP_S = 200e-6
+_IDLE_NAP_S = 0.5
+_READY = BufferState.READY
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one sampler has done. ``dropped`` batches were asked for again; ``late`` ones are among them."""
+
+    batches: int = 0
+    dropped: int = 0
+    late: int = 0
+    waited_s: float = 0.0
+
+
+class Sampler:
+    """Batches of one fixed request; made by ``Learner.sampler`` and used by the thread that uses the learner."""
+
+    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int) -> None:
+        self.request = request
+        self.counters = Counters()
+        self._engine = engine
+        self._ordinal = ordinal
+        self._seeds = seeds
+        self._period = prefetch + 1
+        self._ring: Ring | None = None
+        self._places: list[Place] = []
+        self._kind: tuple[object, ...] = ()
+        self._turn = 0
+        self._lent: tuple[Batch, Place] | None = None
+        self._min_committed = 0
+        self._is_waited_for = False
+        self._late_in_a_row = 0
+        self._error: ReplayError | None = None
+
+    def sample(self, *, min_committed: int = 0, timeout: float | None = 5.0) -> Batch:
+        """The next batch, drawn from a window whose ``committed`` is at least ``min_committed``.
+
+        The batch before it ends with this call: its batch buffer is filled again once the work queued so far on the caller's current
+        stream is done. Costs a few microseconds when the batch is ready; waits up to ``timeout`` seconds otherwise.
+
+        Raises InvalidRequest for what can never be met, ReplayTimeout naming what was missing, ServerClosing, ServerGone.
+        """
+        self._engine.connection.check_process()
+        self._give_back()
+        place = self._places[self._turn] if self._places else None
+        if place is None or place.state is not _READY or self._ring is None or place.committed < min_committed:
+            place = self._wait(min_committed, timeout)
+        return self._lend(place)
+
+    # The caller's thread, without the lock
+
+    def _give_back(self) -> None:
+        if self._lent is not None:
+            batch, place = self._lent
+            self._lent = None
+            batch.expire()
+            place.gather.give_back()
+            place.happen(BufferEvent.RETURN)
+
+    def _lend(self, place: Place) -> Batch:
+        grant = place.granted()
+        place.gather.lend()
+        place.happen(BufferEvent.TAKE)
+        batch = Batch(place.memory, place.number, (grant.tail, grant.committed))
+        self._lent = batch, place
+        place.number += self._period
+        self._turn = (self._turn + 1) % self._period
+        self.counters.batches += 1
+        self._engine.wake()
+        return batch
+
+    def _wait(self, min_committed: int, timeout: float | None) -> Place:
+        if not is_count(min_committed, 0):
+            raise InvalidRequest(f"min_committed={min_committed!r}: a seq, at least 0")
+        deadline = Deadline(timeout)
+        self._min_committed = min_committed
+        self._is_waited_for = True
+        try:
+            if not self._engine.drive(self._is_ready, deadline):
+                raise self._timeout(deadline)
+        finally:
+            self._is_waited_for = False
+            self.counters.waited_s += deadline.elapsed_s
+        return self._places[self._turn]
+
+    def _timeout(self, deadline: Deadline) -> ReplayTimeout:
+        place = self._places[self._turn] if self._places else None
+        reason = self._engine.explain(self._ordinal, place.number if place else 0)
+        if place is not None and self._period == 1:
+            self._engine.act(lambda: self._cancel(place))
+        return ReplayTimeout(f"sample({self.request.rows:,}) waited {deadline.elapsed_s:.2f} s: {reason}", rows=self.request.rows)
+
+    # Under the engine's lock
+
+    def _is_ready(self) -> bool:
+        """Whether the turn's batch may be handed out; sees to it that the right one is under way. The caller's thread only."""
+        ring = self._engine.proved_ring()
+        if self._error is not None:
+            error, self._error, self._late_in_a_row = self._error, None, 0
+            raise error
+        if ring is None:
+            return False
+        if ring is not self._ring:
+            self._bind(ring)
+        place = self._places[self._turn]
+        if place.state is _READY and place.committed < self._min_committed:
+            place.happen(BufferEvent.STALE)
+            self.counters.dropped += 1
+        if place.state is BufferState.FREE or place.asked_committed != self._min_committed:
+            place.asked_ns = 0  # ask, or ask again for what this call wants
+            self._engine.advance()
+        return place.state is _READY and self._ring is not None and place.committed >= self._min_committed
+
+    def _bind(self, ring: Ring) -> None:
+        """Points every batch buffer at ``ring``; the buffers stay the same while schema and device do."""
+        if self.request.rows > ring.at.capacity:
+            raise InvalidRequest(
+                f"n={self.request.rows:,} rows can never be drawn: the server's capacity is {ring.at.capacity:,} rows",
+                rows=self.request.rows,
+                capacity_rows=ring.at.capacity,
+            )
+        kind = (ring.schema.fingerprint, ring.device, ring.is_staged)
+        if kind != self._kind:
+            self._kind, self._places, self._turn = kind, [self._make_place(ring, index) for index in range(self._period)], 0
+        for place in self._places:
+            if place.state is _READY:
+                place.happen(BufferEvent.FORGET)
+            place.gather.bind(ring.mapping.rows)
+        self._ring = ring
+
+    def _make_place(self, ring: Ring, index: int) -> Place:
+        memory = BatchBuffer(index, ring.schema, self.request.rows, ring.device)
+        return Place(memory, make_gather(ring, memory, DRAWS[self.request.by]), self.counters.batches + 1 + index)
+
+    def advance(self, now_ns: int) -> bool:
+        """Hands in what was gathered and asks for what became free: that is the prefetch. True if a message was sent."""
+        if self._ring is None:
+            return False
+        has_sent = False
+        for place in self._places:
+            if place.state is BufferState.GATHERING and place.gather.is_complete():
+                self._hand_in(place)
+                has_sent = True
+            if place.state is BufferState.RETURNING and place.gather.is_idle():
+                place.happen(BufferEvent.IDLE)
+            if place.state is BufferState.FREE and self._error is None and (self._period > 1 or self._is_waited_for):
+                place.happen(BufferEvent.REQUEST)
+                place.asked_ns = 0
+            if place.state is BufferState.REQUESTED and now_ns - place.asked_ns >= _ASK_AGAIN_NS:
+                self._ask(place, now_ns)
+                has_sent = True
+        return has_sent
+
+    def granted(self, grant: Grant) -> None:
+        """Starts the gather, unless the grant is of no use: its place waits for another, or its time is up, or its window is too old."""
+        place = next((p for p in self._places if p.number == grant.number), None)
+        if place is not None and place.grant is not None and place.grant.lease == grant.lease:
+            return  # repeated: the request was repeated while the grant was under way
+        if place is None or place.state is not BufferState.REQUESTED or self._ring is None:
+            self._release(grant, is_used=False)
+            return
+        place.grant = grant
+        if time.monotonic_ns() > grant.deadline_ns or grant.committed < place.asked_committed:
+            self._release(grant, is_used=False)
+            self.counters.dropped += 1
+            place.asked_ns = 0
+            return
+        if not grant.tail < grant.committed:
+            raise ProtocolViolation(f"a grant of the empty window [{grant.tail:,}, {grant.committed:,})")
+        key = self._seeds.key(self._engine.connection.attached_welcome.seed, self._ordinal, place.number)
+        place.happen(BufferEvent.GRANT)
+        place.committed = grant.committed
+        place.submitted_ns = time.monotonic_ns()
+        place.gather.submit((key, grant.tail, grant.committed - grant.tail))
+
+    def refused(self, refused: Refused) -> None:
+        """The next call that has no batch raises it; until then nothing is asked for."""
+        self._error = error_of(refused)
+        for place in self._places:
+            if place.number == refused.number and place.state is BufferState.REQUESTED:
+                place.happen(BufferEvent.FORGET)
+
+    def forget(self) -> None:
+        """Ready batches stay, for the caller to drop when it binds to the next ring."""
+        self._ring = None
+        for place in self._places:
+            if place.state in (BufferState.REQUESTED, BufferState.GATHERING):
+                place.happen(BufferEvent.FORGET)
+            place.gather.unbind()
+            place.grant = None
+
+    def nap_s(self) -> float:
+        states = {place.state for place in self._places} if self._ring is not None else set()
+        if BufferState.GATHERING in states:
+            return _GATHER_NAP_S
+        return _RETURN_NAP_S if BufferState.RETURNING in states else _IDLE_NAP_S
+
+    def _ask(self, place: Place, now_ns: int) -> None:
+        place.asked_ns, place.asked_committed = now_ns, self._min_committed
+        connection, request = self._engine.connection, self.request
+        connection.send(
+            Sample(
+                connection.session,
+                connection.generation,
+                self._ordinal,
+                place.number,
+                request.rows,
+                place.asked_committed,
+                request.max_age_rows,
+            )
+        )
+
+    def _hand_in(self, place: Place) -> None:
+        """The gather was seen complete; only now the clock is read. In this order a batch in time was not overwritten while it was read."""
+        now_ns = time.monotonic_ns()
+        grant = place.granted()
+        is_late = now_ns > grant.deadline_ns
+        is_stale = grant.committed < place.asked_committed
+        self._release(grant, is_used=not (is_late or is_stale))
+        if is_late:
+            place.happen(BufferEvent.LATE)
+            self._count_late((now_ns - place.submitted_ns) / 1e6)
+            return
+        self._late_in_a_row = 0
+        place.happen(BufferEvent.COMPLETE)
+        if is_stale:
+            place.happen(BufferEvent.STALE)
+            self.counters.dropped += 1
+
+    def _count_late(self, gather_ms: float) -> None:
+        self.counters.late += 1
+        self.counters.dropped += 1
+        self._late_in_a_row += 1
+        if self._late_in_a_row == _MOST_LATE:
+            lease_ms = self._engine.connection.attached_welcome.lease_ns / 1e6
+            self._error = ReplayTimeout(
+                f"{_MOST_LATE} batches of {self.request.rows:,} rows in a row came after their lease had ended: the gather took "
+                f"{gather_ms:.1f} ms, a lease lasts {lease_ms:.0f} ms; serve with a longer --lease or sample fewer rows",
+                gather_ms=gather_ms,
+                lease_ms=lease_ms,
+            )
+
+    def _release(self, grant: Grant, *, is_used: bool) -> None:
+        self._engine.connection.send(Release(grant.session, grant.generation, grant.lease, is_used))
+
+    def _cancel(self, place: Place) -> None:
+        if place.state is BufferState.REQUESTED:
+            place.happen(BufferEvent.FORGET)
+            connection = self._engine.connection
+            connection.send(Cancel(connection.session, connection.generation, self._ordinal, place.number))

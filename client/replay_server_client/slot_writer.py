@@ -1,0 +1,253 @@
+"""One slot being filled: rows are placed field by field, checked and counted once when the slot is handed over.
+
+```
+slot   | row 0 | row 1 | …                    | free …        |   uint8[slot_rows, stride] in the segment
+lanes  |   0   |   1   | … lanes-1 | 0 | ~1 | … |               int32 a row: its lane, ~lane where no link leads into the row
+```
+
+A step (one row a lane) is never split over two slots. Rows left out by a mask take no place; the lane's chain goes on over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from replay_server_protocol.errors import RowsRejected
+from replay_server_protocol.messages import SegmentLent
+from replay_server_protocol.moments import Moments
+from replay_server_protocol.schema import PlacedField, Schema
+
+from replay_server_client.rows import Array, Bools, RowBlock
+
+_FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+class LaneChains:
+    """Which lanes' next row no link may lead into. Outlives slots and sessions."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.is_cut: Bools = np.zeros(lanes, np.bool_)
+        self.has_cut = False
+
+    def cut(self, lanes: npt.NDArray[np.integer] | slice) -> None:
+        """These lanes' chains end here."""
+        self.is_cut[lanes] = True
+        self.has_cut = bool(self.is_cut.any())
+
+    def cut_all(self) -> None:
+        self.cut(slice(None))
+
+    def mark(self, lane_of: npt.NDArray[np.int32]) -> None:
+        """Turns the first row of every cut lane in ``lane_of`` to ~lane; those lanes are whole again after it."""
+        lanes, first = np.unique(lane_of, return_index=True)
+        cut = self.is_cut[lanes]
+        lane_of[first[cut]] = ~lanes[cut]
+        self.is_cut[lanes] = False
+        self.has_cut = bool(self.is_cut.any())
+
+
+class SlotPlan:
+    """What all slots of one session have in common."""
+
+    def __init__(self, schema: Schema, chains: LaneChains, lent: SegmentLent) -> None:
+        self.schema = schema
+        self.chains = chains
+        self.slot_rows = lent.slot_rows
+        self.lanes = chains.lanes
+        self.links = lent.links
+        self.nonfinite = lent.nonfinite
+        self.moments = tuple(schema[name] for name in lent.moments)
+        self.checked = () if lent.nonfinite == "allow" else checked_fields(schema)
+        self.lane_of = np.resize(np.arange(self.lanes, dtype=np.int32), self.slot_rows)
+
+
+def checked_fields(schema: Schema) -> tuple[PlacedField, ...]:
+    """The fields the non-finite policy looks at: the reward, if it is a float."""
+    return tuple(field for role, name in schema.roles.items() if role == "reward" and (field := schema[name]).dtype in _FLOATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a PUBLISH says of the rows of a filled slot."""
+
+    rows: int
+    rejected: int
+    nonfinite: int
+    lanes: bytes
+    moments: list[bytes]
+
+
+class SlotWriter:
+    """Fills one slot, again and again: ``reset``, ``place`` …, ``finish``. ``rows`` counts the rows placed since ``reset``."""
+
+    def __init__(self, index: int, rows_bytes: npt.NDArray[np.uint8], plan: SlotPlan) -> None:
+        self.index = index
+        self.rows = 0
+        self._bytes = rows_bytes
+        self._plan = plan
+        self._views = tuple(field.view(rows_bytes) for field in plan.schema)
+        self._view_of = dict(zip(plan.schema.names, self._views, strict=True))
+        self._lane_of = np.empty(plan.slot_rows if plan.links else 0, np.int32)
+        self._is_plain = True  # whole steps over all lanes in order, nothing cut
+
+    @property
+    def is_full(self) -> bool:
+        """No room for another whole step."""
+        return self._plan.slot_rows - self.rows < self._plan.lanes
+
+    def reset(self) -> None:
+        self.rows = 0
+        self._is_plain = True
+
+    def view(self, name: str) -> Array:
+        """The field's column of all whole steps of the slot; raises SchemaMismatch for another name."""
+        lanes = self._plan.lanes
+        self._plan.schema[name]
+        return self._view_of[name][: self._plan.slot_rows // lanes * lanes]
+
+    def place(self, block: RowBlock, start: int) -> int:
+        """Places whole steps of ``block`` from its row ``start`` on, as many as fit. Returns how many of the block's rows were taken."""
+        lanes, at = self._plan.lanes, self.rows
+        room = self._plan.slot_rows - at
+        if block.kept_before is None or block.mask is None:
+            kept = taken = min(block.rows - start, room // lanes * lanes)
+            mask = None
+            for view, array in zip(self._views, block.arrays, strict=True):
+                view[at : at + taken] = array[start : start + taken]
+        else:
+            step = start // lanes
+            before = block.kept_before
+            last = int(np.searchsorted(before, before[step] + room, side="right")) - 1
+            kept, taken = int(before[last] - before[step]), (last - step) * lanes
+            mask = block.mask[start : start + taken]
+            for view, array in zip(self._views, block.arrays, strict=True):
+                view[at : at + kept] = array[start : start + taken][mask]
+        if block.final_mask is not None:
+            self._patch(block, start, start + taken, mask)
+        self._claim(kept, mask)
+        return taken
+
+    def claim(self, rows: int) -> None:
+        """Counts the first ``rows`` rows (whole steps) of an empty slot, which the caller wrote through ``view``."""
+        self._claim(rows, None)
+
+    def finish(self) -> Filled:
+        """Applies the non-finite policy, takes the moments and says what the slot holds now (``rows`` may have become less).
+
+        Under ``reject`` the rows left close up, and a lane that lost a row is cut there.
+        """
+        rejected = nonfinite = 0
+        for field in self._plan.checked:
+            finite = self._finite_rows(field)
+            if finite is None:
+                continue
+            if self._plan.nonfinite == "count":
+                nonfinite += self.rows - int(finite.sum())
+            else:
+                rejected += self._reject(finite)
+        moments = [self._moments(field).pack() for field in self._plan.moments] if self.rows else []
+        lanes = b"" if self._is_plain or not self._plan.links else self._lane_of[: self.rows].tobytes()
+        return Filled(self.rows, rejected, nonfinite, lanes, moments)
+
+    def _patch(self, block: RowBlock, start: int, stop: int, mask: Bools | None) -> None:
+        """Puts the final values of the rows of ``final_mask`` in their places; the claim that follows makes them count."""
+        ends = block.final_mask[start:stop]  # type: ignore[index]
+        source = np.flatnonzero(ends if mask is None else ends & mask) + start
+        place = self.rows + np.flatnonzero(ends if mask is None else ends[mask])
+        for index, array in block.final:
+            self._views[index][place] = array[source]
+
+    def _claim(self, rows: int, mask: Bools | None) -> None:
+        plan, at = self._plan, self.rows
+        self.rows = at + rows
+        if not plan.links:
+            return
+        lane_of = self._lane_of[at : at + rows]
+        if mask is None:
+            lane_of[:] = plan.lane_of[:rows]
+        else:
+            lane_of[:] = np.resize(plan.lane_of[: plan.lanes], len(mask))[mask]
+            self._is_plain = False
+        if plan.chains.has_cut and rows:
+            plan.chains.mark(lane_of)
+            self._is_plain = False
+
+    def _finite_rows(self, field: PlacedField) -> Bools | None:
+        """Which rows are finite throughout in ``field``; None when all are."""
+        finite = np.isfinite(self._floats(field))
+        return None if finite.all() else finite.reshape(self.rows, -1).all(1)
+
+    def _floats(self, field: PlacedField) -> npt.NDArray[np.floating]:
+        """The field's column of the rows placed; bfloat16 widened to float32, of which it is the upper half."""
+        column = self._view_of[field.name][: self.rows]
+        if field.dtype == "bfloat16":
+            return (column.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return column  # type: ignore[return-value]
+
+    def _moments(self, field: PlacedField) -> Moments:
+        values: npt.NDArray[np.generic] = self._floats(field)
+        finite = self._finite_rows(field)
+        if finite is not None:
+            values = values[finite]
+        return Moments.of(values) if len(values) else Moments.empty(field.elements)
+
+    def _reject(self, finite: Bools) -> int:
+        rows = self.rows
+        if self._plan.links:
+            self._cut_around(finite)
+            self._lane_of[: int(finite.sum())] = self._lane_of[:rows][finite]
+        self.rows = int(finite.sum())
+        self._bytes[: self.rows] = self._bytes[:rows][finite]
+        return rows - self.rows
+
+    def _cut_around(self, kept: Bools) -> None:
+        """Cuts each lane after its dropped rows: at its next row in this slot, or at its first one in the next."""
+        marked = self._lane_of[: self.rows]
+        lane_of = np.where(marked < 0, ~marked, marked)
+        order = np.argsort(lane_of, kind="stable")
+        lane, is_kept = lane_of[order], kept[order]
+        is_last = np.append(lane[1:] != lane[:-1], True)
+        follows_dropped = np.append(False, ~is_kept[:-1] & ~is_last[:-1])
+        at = order[follows_dropped & is_kept]
+        marked[at] = ~lane_of[at]
+        self._plan.chains.cut(lane[is_last & ~is_kept])
+        self._is_plain = False
+
+
+class LentSlot:
+    """A free slot to write into without a copy: ``slot["obs"][:k] = …``, then ``slot.rows = k``, a multiple of the lanes.
+
+    ``slot[name]`` is the field as ``dtype[max_rows, *shape]`` (bfloat16: the uint16 of its bits), valid inside the ``with`` block only.
+    """
+
+    def __init__(self, writer: SlotWriter, max_rows: int, lanes: int) -> None:
+        self.max_rows = max_rows
+        self._writer = writer
+        self._lanes = lanes
+        self._rows: int | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        return self._writer.view(name)
+
+    def checked_rows(self) -> int:
+        """``rows``, which must have been set: a forgotten count would drop rows in silence."""
+        if self._rows is None:
+            raise RowsRejected("slot.rows was not set: say how many leading rows were filled, 0 for none")
+        return self._rows
+
+    @property
+    def rows(self) -> int:
+        return self._rows or 0
+
+    @rows.setter
+    def rows(self, rows: int) -> None:
+        if not 0 <= rows <= self.max_rows or rows % self._lanes:
+            raise RowsRejected(
+                f"slot.rows = {rows}: must be a multiple of {self._lanes} lanes from 0 to {self.max_rows}",
+                rows=rows,
+                max_rows=self.max_rows,
+            )
+        self._rows = int(rows)

@@ -1,0 +1,180 @@
+"""The slots the server lent to one session: which are free, open or published, and which publishes are unanswered.
+
+Knows when to repeat, never waits. A slot is written again only after its credit, since only a credit makes it free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.messages import Credit, Publish, SegmentLent
+from replay_server_protocol.schema import Schema
+from replay_server_protocol.segment import Segment
+from replay_server_protocol.states import SLOT, SlotEvent, SlotState, move
+
+from replay_server_client.connection import Connection
+from replay_server_client.rows import RowBlock
+from replay_server_client.slot_writer import LaneChains, SlotPlan, SlotWriter
+
+REPEAT_S = 1.0
+"""A publish is repeated after so long without a credit: libzmq drops what is queued when a connection breaks."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a collector has done, over all its sessions. Written = committed + rejected + in flight + lost."""
+
+    rows_written: int = 0
+    rows_committed: int = 0
+    rows_masked: int = 0
+    rows_rejected: int = 0
+    rows_nonfinite: int = 0
+    rows_lost: int = 0
+    publishes: int = 0
+    repeats: int = 0
+    waited_s: float = 0.0
+
+
+class LentSlots:
+    """One session's segment. ``writer`` is the open slot, if there is one; ``committed`` the newest credit's seq."""
+
+    def __init__(self, connection: Connection, lent: SegmentLent, schema: Schema, chains: LaneChains, counts: Counts) -> None:
+        """Maps the segment. Raises ProtocolViolation if it can't be what was lent."""
+        if lent.depth < 1 or lent.slot_rows < chains.lanes or lent.slot_rows * schema.stride > lent.slot_bytes:
+            raise ProtocolViolation(
+                f"the server lent {lent.depth} slots of {lent.slot_rows} rows in {lent.slot_bytes} bytes, which can't hold a step of "
+                f"{chains.lanes} lanes and {schema.stride} bytes a row"
+            )
+        self.depth = lent.depth
+        self.slot_rows = lent.slot_rows
+        self.writer: SlotWriter | None = None
+        self.committed = 0
+        self._masked = 0  # rows left out by a mask since the last publish
+        self._rejected = 0
+        self._connection = connection
+        self._counts = counts
+        self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
+        slots = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
+        plan = SlotPlan(schema, chains, lent)
+        self._writers = [SlotWriter(i, slots[i].reshape(lent.slot_rows, schema.stride), plan) for i in range(lent.depth)]
+        self._states = [SlotState.FREE] * lent.depth
+        self._unanswered: deque[Publish] = deque()
+        self._number = 0
+        self._quiet_since = time.monotonic()
+        self._opened_at = 0.0
+
+    @property
+    def has_free(self) -> bool:
+        return SlotState.FREE in self._states
+
+    @property
+    def free_slots(self) -> int:
+        return self._states.count(SlotState.FREE)
+
+    @property
+    def unanswered(self) -> int:
+        """Publishes without a credit."""
+        return len(self._unanswered)
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows written and not credited: published ones and those of the open slot."""
+        return sum(publish.rows for publish in self._unanswered) + (self.writer.rows if self.writer else 0)
+
+    @property
+    def open_for_s(self) -> float:
+        """How long ago the open slot was opened; 0 without one that has rows."""
+        return time.monotonic() - self._opened_at if self.writer and self.writer.rows else 0.0
+
+    def open(self) -> SlotWriter:
+        """Opens a free slot; only when ``has_free``."""
+        index = self._states.index(SlotState.FREE)
+        self._states[index] = move(SLOT, self._states[index], SlotEvent.OPEN)
+        writer = self._writers[index]
+        writer.reset()
+        self.writer, self._opened_at = writer, time.monotonic()
+        return writer
+
+    def place(self, block: RowBlock, start: int) -> int:
+        """Places what fits of ``block``, from its row ``start`` on, in the open slot. Returns how many of the block's rows were taken."""
+        writer = self._open_writer()
+        before = writer.rows
+        taken = writer.place(block, start)
+        kept = writer.rows - before
+        self._masked += taken - kept
+        self._counts.rows_masked += taken - kept
+        self._counts.rows_written += kept
+        return taken
+
+    def claim(self, rows: int) -> None:
+        """Counts the first ``rows`` rows of the open, empty slot, which the caller wrote in place."""
+        self._open_writer().claim(rows)
+        self._counts.rows_written += rows
+
+    def abandon(self) -> None:
+        """Frees the open slot with nothing published."""
+        if self.writer is not None:
+            index = self.writer.index
+            self._states[index] = move(SLOT, self._states[index], SlotEvent.ABANDON)
+            self.writer = None
+
+    def publish(self) -> None:
+        """Hands the open slot over, if there is one with rows left in it. Its bytes are written by then; the message orders them."""
+        writer = self.writer
+        if writer is None or writer.rows == 0:
+            return
+        filled = writer.finish()
+        self._rejected += filled.rejected
+        self._counts.rows_rejected += filled.rejected
+        self._counts.rows_nonfinite += filled.nonfinite
+        if filled.rows == 0:
+            writer.reset()
+            return
+        session, generation = self._connection.session, self._connection.generation
+        number, masked, rejected = self._number + 1, self._masked, self._rejected
+        message = Publish(
+            session, generation, number, writer.index, filled.rows, masked, rejected, filled.nonfinite, filled.lanes, filled.moments
+        )
+        self._states[writer.index] = move(SLOT, self._states[writer.index], SlotEvent.PUBLISH)
+        if not self._unanswered:
+            self._quiet_since = time.monotonic()
+        self._unanswered.append(message)
+        self._number, self._masked, self._rejected, self.writer = number, 0, 0, None
+        self._counts.publishes += 1
+        self._connection.send(message)
+
+    def credit(self, credit: Credit) -> None:
+        """Frees the slots of every publish up to the credit's number. An old number again changes nothing."""
+        if credit.number > self._number:
+            raise ProtocolViolation(f"credit for publish {credit.number}, but only {self._number} were published")
+        while self._unanswered and self._unanswered[0].number <= credit.number:
+            publish = self._unanswered.popleft()
+            self._states[publish.slot] = move(SLOT, self._states[publish.slot], SlotEvent.CREDIT)
+            self._counts.rows_committed += publish.rows
+        self.committed = max(self.committed, credit.committed)
+        self._quiet_since = time.monotonic()
+
+    def repeat(self) -> None:
+        """Sends every unanswered publish again, if a second has passed in silence; the server takes none twice."""
+        if not self._unanswered or time.monotonic() - self._quiet_since < REPEAT_S:
+            return
+        self._quiet_since = time.monotonic()
+        self._counts.repeats += 1
+        for publish in self._unanswered:
+            self._connection.send(publish)
+
+    def _open_writer(self) -> SlotWriter:
+        if self.writer is None:
+            raise ProtocolViolation("no slot is open")
+        return self.writer
+
+    def close(self) -> int:
+        """Lets go of the segment. Returns how many rows were in flight."""
+        lost = self.rows_in_flight
+        self.writer = None
+        self._writers.clear()
+        self._segment.close()
+        return lost

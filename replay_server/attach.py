@@ -1,0 +1,299 @@
+"""How clients come and go: HELLO to a mapped segment or a proved ring, and what is let go of when a session ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+
+from replay_server_protocol.errors import AttachRefused, BudgetExceeded, InvalidRequest, ReplayError, SchemaMismatch, ServerClosing
+from replay_server_protocol.messages import PROTOCOL_VERSION, Challenge, Hello, Proof, Proved, Refused, RingAt, SegmentLent, Welcome
+from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.schema import Schema
+from replay_server_protocol.segment import Segment, segment_name
+from replay_server_protocol.states import SessionEvent, SessionState
+
+from replay_server.config import slot_rows_for
+from replay_server.credit import Credits
+from replay_server.replay import Phase, Replay, Store
+from replay_server.run_directory import RingHolder
+from replay_server.sessions import CollectorSession, LearnerSession, Session
+from replay_server.storage import PROOF_BYTES
+from replay_server.store import make_store
+
+log = logging.getLogger("replay_server")
+
+_MEMORY_WAIT_S = 30.0
+
+
+class AttachDesk:
+    """Opens and ends sessions."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self._namespace = pid_namespace()
+        self._me = ProcessIdentity.current()
+        self._memory_wait_ends_s: float | None = None
+
+    def greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
+        """Answers HELLO: a session and what follows for its role, or a typed refusal. A repeated HELLO gets the same answer again."""
+        replay = self._replay
+        session = replay.sessions.by_nonce(hello.nonce, identity)
+        if session is not None:
+            self._welcome(session)
+            return
+        try:
+            self._check(hello)
+            session = replay.sessions.open(identity, hello, now_s)
+        except ReplayError as error:
+            log.info("refused %s %r (pid %d): %s", hello.role, hello.name, hello.pid, error)
+            replay.control.send(identity, self.refusal(0, "hello", error))
+            return
+        session.is_watched = hello.pid_namespace == self._namespace and replay.deaths.watch(session.token, session.process)
+        replay.counters.sessions_opened += 1
+        replay.counters.rows_lost += hello.rows_lost
+        replay.counters.rows_published += hello.rows_lost
+        self._welcome(session)
+        log.info("attached %s", session)
+        if isinstance(session, CollectorSession):
+            self._serve_collector(session)
+        elif isinstance(session, LearnerSession):
+            self._serve_learner(session)
+        else:
+            session.happen(SessionEvent.MAPPED)
+
+    def mapped(self, session: Session) -> None:
+        """The collector has its segment: the name goes, so that nothing is left behind whoever dies."""
+        if isinstance(session, CollectorSession) and session.segment is not None and session.state is SessionState.GREETED:
+            session.segment.unlink()
+            session.happen(SessionEvent.MAPPED)
+
+    def prove(self, session: LearnerSession, proof: Proof) -> None:
+        """Checks a pattern read back; a second one follows the first, so that a stale or lucky mapping is found out."""
+        store = self._replay.store
+        if store is None or session.pattern is None or proof.step != session.proof_step:
+            return
+        if proof.pattern != session.pattern:
+            error = AttachRefused(
+                f"learner {session.name!r} maps the ring but reads other bytes than the server wrote: shared {store.memory.place.storage} memory "
+                "doesn't work between these two processes (containers, WSL and virtual machines can do this); use --storage host or --device cpu"
+            )
+            self.refuse(session, "proof", error)
+            return
+        session.proof_step += 1
+        if session.is_proved:
+            session.happen(SessionEvent.MAPPED)
+            self._note_holders()
+            self._replay.send(session, Proved(session.token, self._replay.generation))
+        else:
+            self._write_pattern(session, store)
+
+    def refuse(self, session: Session, about: str, error: ReplayError) -> None:
+        """Ends a session that can't go on, saying why."""
+        self._replay.send(session, self.refusal(session.token, about, error))
+        self.end(session, str(error), is_lost=True)
+
+    def refusal(self, token: int, about: str, error: ReplayError, sampler: int = 0, number: int = 0) -> Refused:
+        text = str(error)[:4000]
+        return Refused(token, self._replay.generation, about, sampler, number, error.code, text, error.details)
+
+    def end(self, session: Session, why: str, *, is_dead: bool = False, is_lost: bool = False) -> None:
+        """Ends a session. Its published slots go on to the ring; its leases end now only if its process is dead."""
+        replay = self._replay
+        replay.sessions.end(session)
+        replay.deaths.unwatch(session.token)
+        replay.requests.forget(session.token)
+        replay.mailboxes.forget(session.token)
+        replay.counters.sessions_lost += is_dead or is_lost
+        if is_dead:
+            for lease in replay.leases.orphan(session.token):
+                replay.flow.refund(lease.rows)
+                replay.counters.batches_dropped += 1
+        if isinstance(session, CollectorSession):
+            self.let_go(session)
+        elif isinstance(session, LearnerSession):
+            self._note_holders()
+        log.info("ended %s: %s", session, why)
+
+    def let_go(self, collector: CollectorSession) -> None:
+        """Drops the segment of an ended session once nothing in it waits to be copied."""
+        segment, store = collector.segment, self._replay.store
+        if collector.state is not SessionState.ENDED or segment is None or store is None or collector.queued:
+            return
+        collector.segment = None
+        segment.unlink()
+        store.memory.unregister(segment)
+        segment.close()
+
+    def retry_memory(self) -> None:
+        """In phase waiting_for_memory: tries again to make the ring, until the deadline."""
+        replay = self._replay
+        waiting = [c for c in replay.sessions.of(CollectorSession) if c.segment is None]
+        if not waiting:
+            replay.phase = Phase.WAITING_FOR_SCHEMA
+        for collector in waiting:
+            self._serve_collector(collector)
+            if replay.phase is Phase.WAITING_FOR_MEMORY:
+                return
+
+    def make_ring(self, schema: Schema, lanes: int) -> Store:
+        """Makes the store and tells every learner that waits for it."""
+        replay = self._replay
+        replay.store = make_store(replay, schema, lanes)
+        replay.phase = Phase.SERVING
+        self._memory_wait_ends_s = None
+        for learner in replay.sessions.of(LearnerSession):
+            self._serve_learner(learner)
+        return replay.store
+
+    def why_no_ring(self) -> str:
+        """What a client waits for that has no ring yet."""
+        holders = self._replay.directory.living_earlier_holders()
+        if self._replay.phase is Phase.WAITING_FOR_MEMORY and holders:
+            names = ", ".join(f"learner {h.name!r} (pid {h.pid})" for h in holders)
+            return f"memory is still held by an earlier generation's ring: {names}; it lets go when it next calls, or ends"
+        return "there is no schema yet: no collector has attached, and the server was started without --schema"
+
+    def _check(self, hello: Hello) -> None:
+        replay = self._replay
+        if hello.version != PROTOCOL_VERSION:
+            raise AttachRefused(f"the client speaks protocol {hello.version}, the server {PROTOCOL_VERSION}: install one version on both sides")
+        if replay.phase is Phase.CLOSING:
+            raise ServerClosing("the server is closing")
+        if hello.run_id is not None and hello.run_id != replay.config.run_id:
+            raise AttachRefused(f"the client belongs to run {hello.run_id!r}, this server to run {replay.config.run_id!r}")
+        if hello.role == "collector" and (hello.schema is None or not 1 <= hello.lanes <= 2**20):
+            raise InvalidRequest(f"a collector gives its schema and 1 to {2**20} lanes, not {hello.lanes}")
+        is_here = hello.pid_namespace == self._namespace
+        if is_here and hello.start_ticks and ProcessIdentity.of(hello.pid) != ProcessIdentity(hello.pid, hello.start_ticks):
+            raise AttachRefused(f"process {hello.pid} is not the one that said HELLO (it ended, or its pid is used again)")
+        if not is_here and hello.device_uuid is not None and hello.pid == os.getpid():
+            raise AttachRefused(f"learner and server both have pid {hello.pid} in two PID namespaces: CUDA IPC refuses that; share the namespace")
+
+    def _welcome(self, session: Session) -> None:
+        replay = self._replay
+        replay.send(
+            session,
+            Welcome(
+                session.token,
+                replay.generation,
+                session.hello.nonce,
+                time.monotonic_ns(),
+                self._me.pid,
+                self._me.start_ticks,
+                replay.directory.run_id,
+                replay.phase.value,
+                replay.config.seed,
+                session.ordinal,
+                replay.config.lease_ns,
+            ),
+        )
+
+    def _serve_collector(self, session: CollectorSession) -> None:
+        replay = self._replay
+        try:
+            schema = Schema.from_wire(session.hello.schema)
+            store = replay.store or self.make_ring(schema, session.hello.lanes)
+            self._lend_segment(session, schema, store)
+        except BudgetExceeded as error:
+            if replay.store is None and self._may_wait_for_memory():
+                replay.phase = Phase.WAITING_FOR_MEMORY
+                return
+            self.refuse(session, "hello", error)
+        except ReplayError as error:
+            self.refuse(session, "hello", error)
+
+    def _may_wait_for_memory(self) -> bool:
+        if not self._replay.directory.living_earlier_holders():
+            return False
+        now_s = time.monotonic()
+        if self._memory_wait_ends_s is None:
+            self._memory_wait_ends_s = now_s + _MEMORY_WAIT_S
+            log.warning("phase waiting_for_memory: %s", self.why_no_ring())
+        return now_s < self._memory_wait_ends_s
+
+    def _lend_segment(self, session: CollectorSession, schema: Schema, store: Store) -> None:
+        config = self._replay.config
+        different = store.schema.differences(schema)
+        if different:
+            raise SchemaMismatch(f"the collector's schema is not the ring's: {different}")
+        slot_rows = slot_rows_for(config, session.hello.lanes)
+        if slot_rows > store.ring.headroom:
+            raise InvalidRequest(
+                f"slots of {slot_rows:,} rows don't fit the headroom of {store.ring.headroom:,}: start the server with --headroom {2 * slot_rows}"
+            )
+        slot_bytes = -(-slot_rows * schema.stride // 4096) * 4096
+        name = segment_name(self._replay.directory.run_id, f"slots{session.ordinal}")
+        segment = Segment.create(name, config.depth * slot_bytes)
+        session.segment, session.slot_rows, session.slot_bytes = segment, slot_rows, slot_bytes
+        session.credits = Credits(config.depth)
+        session.copied_as = store.memory.register(segment)
+        if session.copied_as.startswith("pageable"):
+            log.warning("slots of %s are copied %s", session, session.copied_as)
+        moments = [tally.field.name for tally in store.tallies]
+        self._replay.send(
+            session,
+            SegmentLent(
+                session.token,
+                self._replay.generation,
+                name,
+                config.depth,
+                slot_rows,
+                slot_bytes,
+                store.schema.to_wire(),
+                moments,
+                config.nonfinite,
+                store.plan.layout.link is not None,
+            ),
+        )
+
+    def _serve_learner(self, session: LearnerSession) -> None:
+        store = self._replay.store
+        if store is None or session.proof_step:
+            return
+        if session.hello.schema is not None:
+            try:
+                different = store.schema.differences(Schema.from_wire(session.hello.schema))
+            except SchemaMismatch as error:
+                different = str(error)
+            if different:
+                self.refuse(session, "hello", SchemaMismatch(f"the learner expects another schema than the ring's: {different}"))
+                return
+        session.proof_step = 1
+        self._write_pattern(session, store)
+
+    def _write_pattern(self, session: LearnerSession, store: Store) -> None:
+        pattern = secrets.token_bytes(PROOF_BYTES)
+
+        def tell() -> None:
+            session.pattern = pattern
+            if session.state is not SessionState.ENDED:
+                self._replay.send(session, self._ring_at(session, store) if session.proof_step == 1 else self._challenge(session))
+
+        store.ingress.write(store.plan.layout.proof_cell(session.ordinal), pattern, tell)
+
+    def _challenge(self, session: LearnerSession) -> Challenge:
+        return Challenge(session.token, self._replay.generation)
+
+    def _ring_at(self, session: LearnerSession, store: Store) -> RingAt:
+        place, layout = store.memory.place, store.plan.layout
+        return RingAt(
+            session.token,
+            self._replay.generation,
+            place.storage,
+            place.handle,
+            place.device_uuid,
+            place.alloc_bytes,
+            store.ring.ring_rows,
+            store.ring.capacity,
+            store.schema.to_wire(),
+            layout.link,
+            layout.priority,
+            layout.proof_cell(session.ordinal),
+        )
+
+    def _note_holders(self) -> None:
+        proved = [learner for learner in self._replay.sessions.of(LearnerSession) if learner.is_proved]
+        holders = [RingHolder(s.hello.pid, s.hello.start_ticks, s.name, self._replay.generation) for s in proved]
+        self._replay.directory.note_holders([*holders, *self._replay.directory.living_earlier_holders()])

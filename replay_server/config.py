@@ -1,0 +1,196 @@
+"""Every option of the server, its default and its check, in one place; the command line and the TOML file read them here."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from replay_server_protocol.errors import InvalidRequest, SchemaMismatch
+from replay_server_protocol.schema import Schema
+
+COLUMNS = ("link", "priority")
+MAX_HEADROOM_ROWS = 131_072
+MIN_AUTO_SLOT_ROWS = 512
+
+_SIZE = re.compile(r"(?i)([0-9][0-9_]*)\s*([KMGT]i?B)")
+_UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A capacity given in bytes of the ring, e.g. ``40GiB``; rows follow once the schema is known."""
+
+    n_bytes: int
+
+
+def _option(default: Any, help: str, metavar: str | None = None, choices: tuple[str, ...] | None = None, hidden: bool = False) -> Any:
+    return field(default=default, metadata={"help": help, "metavar": metavar, "choices": choices, "hidden": hidden})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What ``replay-server serve`` was asked to do. Raises InvalidRequest naming the option."""
+
+    name: str | None = _option(None, "name clients connect to (default: $REPLAY_SERVER_NAME, else default)")
+    run_dir: str | None = _option(None, "run directory of sockets and lock (default: see README)", "DIR")
+    device: str = _option("auto", "where the ring lives: auto, cpu, cuda[:N] or mps")
+    storage: Literal["device", "host"] = _option("device", "device: ring on the device; host: ring in host memory, for rings larger than the GPU", choices=("device", "host"))
+    capacity: int | Size = _option(1_000_000, "rows that can be sampled, or the ring's size in bytes (40GiB)", "ROWS|SIZE")
+    headroom: int | None = _option(None, "ring rows beyond the capacity (default: max(2 x slot rows, min(capacity / 8, 131072)))", "ROWS")
+    slot_rows: int | None = _option(None, "rows of an ingress slot (default: auto, at least 512 and one whole step of the lanes)", "ROWS|auto")
+    depth: int = _option(2, "slots of a collector", "N")
+    max_collectors: int = _option(64, "collectors attached at a time", "N")
+    max_learners: int = _option(64, "learners attached at a time", "N")
+    schema: str | None = _option(None, "schema file (JSON); without it the first collector's schema makes the ring", "FILE")
+    learning_starts: int = _option(0, "rows committed before the first batch", "ROWS")
+    samples_per_insert: float | None = _option(None, "rows sampled per row inserted, kept within the tolerance", "R")
+    tolerance: int | None = _option(None, "rows by which samples per insert may be off, either side (required with it)", "ROWS")
+    columns: tuple[str, ...] = _option((), "side columns kept beside the rows: link, priority", "NAME,…")
+    moments: tuple[str, ...] | None = _option(None, "fields whose running moments are kept (default: the reward)", "FIELD,…")
+    nonfinite: Literal["reject", "count", "allow"] = _option("reject", "rows with NaN or infinity in a checked field", choices=("reject", "count", "allow"))
+    lease: float = _option(0.5, "seconds a learner may hold a window for a gather", "SECONDS")
+    mailbox_bytes: int = _option(256 << 20, "memory of all mailboxes together", "SIZE")
+    seed: int = _option(0, "seed of all draws, with the learner's own", "N")
+    run_id: str | None = _option(None, "name of the run; clients that give another one are refused", "ID")
+    log_level: str = _option("info", "debug, info, warning or error", choices=("debug", "info", "warning", "error"))
+    parent_pid: int | None = _option(None, "stop when this process ends", "PID", hidden=True)
+    debug_copy_delay: float = _option(0.0, "tests: seconds every copy into the ring takes longer", hidden=True)
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", self.device):
+            raise InvalidRequest(f"--device {self.device!r}: auto, cpu, cuda, cuda:N or mps")
+        unknown = set(self.columns) - set(COLUMNS)
+        if unknown:
+            raise InvalidRequest(f"--columns {','.join(sorted(unknown))}: only {', '.join(COLUMNS)} exist")
+        if self.samples_per_insert is not None and (not 0 < self.samples_per_insert < 1e9 or self.tolerance is None):
+            raise InvalidRequest("--samples-per-insert must be above 0 and needs --tolerance ROWS")
+        if not 0.001 <= self.lease <= 3600:
+            raise InvalidRequest(f"--lease {self.lease:g}: 0.001 to 3600 seconds")
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidRequest(f"--seed {self.seed}: a 64-bit integer")
+
+    def _check_counts(self) -> None:
+        rows = self.capacity if isinstance(self.capacity, int) else None
+        for option, value, low, high in (
+            ("capacity", rows, 1, 2**48),
+            ("headroom", self.headroom, 1, 2**40),
+            ("slot-rows", self.slot_rows, 1, 2**24),
+            ("depth", self.depth, 1, 1024),
+            ("max-collectors", self.max_collectors, 1, 4096),
+            ("max-learners", self.max_learners, 1, 4096),
+            ("learning-starts", self.learning_starts, 0, 2**48),
+            ("tolerance", self.tolerance, 0, 2**48),
+            ("mailbox-bytes", self.mailbox_bytes, 0, 2**48),
+        ):
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"--{option} {value}: {low} to {high} is right")
+        if rows is not None and self.learning_starts > rows:
+            raise InvalidRequest(f"--learning-starts {self.learning_starts:,} is above --capacity {rows:,}: learning would never start")
+        if self.headroom is not None and self.slot_rows is not None and self.headroom < self.slot_rows:
+            raise InvalidRequest(f"--headroom {self.headroom:,} is below --slot-rows {self.slot_rows:,}: no slot would ever fit")
+
+    @property
+    def lease_ns(self) -> int:
+        return round(self.lease * 1e9)
+
+    def load_schema(self) -> Schema | None:
+        """The schema of ``--schema FILE``; raises SchemaMismatch naming the file."""
+        if self.schema is None:
+            return None
+        try:
+            return Schema.from_wire(json.loads(Path(self.schema).read_text("utf-8")))
+        except (OSError, ValueError) as error:
+            raise SchemaMismatch(f"--schema {self.schema}: {error}") from error
+
+    @classmethod
+    def from_options(cls, options: dict[str, object], file: str | None = None) -> Self:
+        """Defaults, then the TOML file's values, then ``options`` (texts as on the command line)."""
+        values = {**(_read_toml(file) if file else {}), **options}
+        known = {f.name for f in fields(cls)}
+        parsed: dict[str, Any] = {}
+        for name, value in values.items():
+            key = name.replace("-", "_")
+            if key not in known:
+                raise InvalidRequest(f"there is no option {name!r}" + (f" (in {file})" if file and name not in options else ""))
+            parsed[key] = _parse(key, value)
+        return replace(cls(), **parsed)
+
+
+def slot_rows_for(config: ServerConfig, lanes: int) -> int:
+    """Rows of a collector's slots: whole steps of its lanes. Raises InvalidRequest when one step doesn't fit a fixed slot."""
+    if config.slot_rows is None:
+        return max(MIN_AUTO_SLOT_ROWS, lanes) // lanes * lanes
+    if lanes > config.slot_rows:
+        raise InvalidRequest(f"{lanes:,} lanes don't fit a slot: a slot holds whole steps; start the server with --slot-rows {lanes} or more")
+    return config.slot_rows // lanes * lanes
+
+
+def default_headroom(capacity: int, slot_rows: int) -> int:
+    """Two slots, or an eighth of the capacity up to 131,072 rows if that is more: what commits while a lease is held."""
+    return max(2 * slot_rows, min(capacity // 8, MAX_HEADROOM_ROWS))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``512MiB``, ``40GB`` (powers of 1024 with i, of 1000 without) or a plain number."""
+    if text.replace("_", "").isdigit():
+        return int(text)
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a size like 512MiB or 40GB")
+    unit = match[2].lower()
+    step: int = (1024 if "i" in unit else 1000) ** _UNITS[unit[0]]
+    return int(match[1]) * step
+
+
+def _parse(key: str, value: object) -> object:
+    try:
+        return _parse_text(key, value) if isinstance(value, str) else _check_type(key, value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"--{key.replace('_', '-')} {value!r}: {error}") from error
+
+
+_INTS = {"headroom", "slot_rows", "depth", "max_collectors", "max_learners", "learning_starts", "tolerance", "seed", "parent_pid"}
+_FLOATS = {"samples_per_insert", "lease", "debug_copy_delay"}
+_LISTS = {"columns", "moments"}
+
+
+def _parse_text(key: str, text: str) -> object:
+    if key == "capacity":
+        return int(text) if text.replace("_", "").isdigit() else Size(parse_size(text))
+    if key == "mailbox_bytes":
+        return parse_size(text)
+    if key == "slot_rows" and text == "auto":
+        return None
+    if key in _INTS:
+        return int(text)
+    if key in _FLOATS:
+        return float(text)
+    if key in _LISTS:
+        return tuple(part for part in text.split(",") if part)
+    choices = next(f.metadata["choices"] for f in fields(ServerConfig) if f.name == key)
+    if choices and text not in choices:
+        raise ValueError(f"one of {', '.join(choices)}")
+    return text
+
+
+def _check_type(key: str, value: object) -> object:
+    if key in _LISTS and isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if key in _FLOATS and is_number:
+        return value
+    if key in _INTS | {"capacity", "mailbox_bytes"} and is_number and isinstance(value, int):
+        return value
+    raise TypeError(f"a {'number' if key in _FLOATS | _INTS else 'text'} is right, not {type(value).__name__}")
+
+
+def _read_toml(file: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(Path(file).read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--config {file}: {error}") from error

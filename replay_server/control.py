@@ -1,0 +1,64 @@
+"""The control socket: one ROUTER for all sessions. Bytes in, checked messages out; never waits."""
+
+from __future__ import annotations
+
+import os
+
+import zmq
+from replay_server_protocol.codec import client_codec, server_codec
+from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.messages import MAX_MESSAGE_BYTES, ClientMessage, ServerMessage
+
+
+class ControlSocket:
+    """Receives (identity, message) and sends to identities. The kernel tells libzmq the peer's uid; others than ours are turned away."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Endpoints) -> None:
+        self.socket = bind_private(context, zmq.ROUTER, endpoints.control)
+        self.bad_messages = 0
+
+    def receive_nowait(self) -> tuple[bytes, ClientMessage | ProtocolViolation] | None:
+        """The next message and who sent it; a malformed one comes as the violation it is, counted. None when none is there."""
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            if len(frames) != 2:
+                raise ProtocolViolation(f"a message is one frame, {len(frames) - 1} came")
+            return frames[0], client_codec.decode(frames[1])
+        except ProtocolViolation as violation:
+            self.bad_messages += 1
+            return frames[0], violation
+
+    def send(self, identity: bytes, message: ServerMessage) -> bool:
+        """Queues a message. False when the peer's connection is gone; a peer that doesn't read loses the message (it asks again)."""
+        try:
+            self.socket.send_multipart((identity, server_codec.encode(message)), zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close(linger=200)
+
+
+def bind_private(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    """A bound socket that only processes of this uid can use: in a 0700 directory, mode 0600, and filtered by the peer's uid."""
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.BACKLOG, 512)
+    socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+    before = os.umask(0o177)
+    try:
+        socket.bind(address)
+    finally:
+        os.umask(before)
+    return socket

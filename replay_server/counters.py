@@ -1,0 +1,116 @@
+"""What the server counts from its start: sums that only rise, waits of the last moments, rates of the last seconds, running moments."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from dataclasses import dataclass
+
+from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.moments import Moments
+from replay_server_protocol.schema import PlacedField
+
+_LATENCIES_KEPT = 2048
+_RATE_WINDOW_S = 5.0
+_SCALAR = "<Qdddd"
+
+
+@dataclass(slots=True)
+class Counters:
+    """Conservation: ``rows_published = rows_committed + rows_rejected + rows_lost + rows in flight``; masked rows never count as published.
+
+    ``rows_lost`` are rows that died with an earlier generation of this name, as their collectors reported them.
+    """
+
+    rows_published: int = 0
+    rows_committed: int = 0
+    rows_rejected: int = 0
+    rows_masked: int = 0
+    rows_lost: int = 0
+    nonfinite_rows: int = 0
+    stale_messages: int = 0
+    bad_messages: int = 0
+    leases_revoked: int = 0
+    batches_granted: int = 0
+    batches_dropped: int = 0
+    sessions_opened: int = 0
+    sessions_lost: int = 0
+
+
+class Latency:
+    """The last waits of one kind, in ns."""
+
+    def __init__(self) -> None:
+        self._kept: deque[int] = deque(maxlen=_LATENCIES_KEPT)
+
+    def note(self, waited_ns: int) -> None:
+        self._kept.append(waited_ns)
+
+    def percentiles_us(self) -> dict[str, float | None]:
+        """p50 and p99 in microseconds; None before the first."""
+        ordered = sorted(self._kept)
+        if not ordered:
+            return {"p50": None, "p99": None}
+        return {f"p{p}": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] / 1000 for p in (50, 99)}
+
+
+class Rates:
+    """Rates over the last seconds, from sums noted now and then."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, tuple[int, ...]]] = deque()
+
+    def note(self, now_s: float, *sums: int) -> None:
+        self._noted.append((now_s, sums))
+        while len(self._noted) > 2 and now_s - self._noted[1][0] >= _RATE_WINDOW_S:
+            self._noted.popleft()
+
+    def per_second(self) -> tuple[float, ...]:
+        (first_s, first), (last_s, last) = self._noted[0], self._noted[-1]
+        span_s = max(last_s - first_s, 1e-9)
+        return tuple((b - a) / span_s if last_s > first_s else 0.0 for a, b in zip(first, last, strict=True))
+
+
+class Tally:
+    """Running moments of one field, merged from packed ones. A scalar field takes a short way: it is on the path of every slot."""
+
+    def __init__(self, field: PlacedField) -> None:
+        self.field = field
+        self.moments = Moments.empty(field.elements)
+        self._count, self._mean, self._squares, self._low, self._high = 0, 0.0, 0.0, float("inf"), float("-inf")
+
+    def check(self, packed: bytes) -> None:
+        """Raises ProtocolViolation if ``packed`` can't be moments of this field."""
+        if self.field.elements > 1 or len(packed) != struct.calcsize(_SCALAR):
+            Moments.unpack(packed, self.field.elements)
+            return
+        count, mean, squares, _, _ = struct.unpack(_SCALAR, packed)
+        if count and not (math.isfinite(mean) and 0 <= squares < math.inf):
+            raise ProtocolViolation(f"moments of {self.field.name!r} must be finite")
+
+    def merge(self, packed: bytes) -> None:
+        """Adds packed moments that passed ``check``; the formula is that of ``Moments.merge``."""
+        if self.field.elements > 1:
+            self.moments.merge(Moments.unpack(packed, self.field.elements))
+            return
+        count, mean, squares, low, high = struct.unpack(_SCALAR, packed)
+        if count == 0:
+            return
+        total = self._count + count
+        delta = mean - self._mean
+        self._squares += squares + delta * delta * (self._count * count / total)
+        self._mean += delta * (count / total)
+        self._low, self._high, self._count = min(self._low, low), max(self._high, high), total
+
+    def report(self) -> dict[str, object]:
+        """count, mean, std, min, max: numbers for a scalar field, lists per element otherwise, null before the first row."""
+        if self.field.elements > 1:
+            m = self.moments
+            values = (m.mean, m.std, m.low, m.high)
+            mean, std, low, high = ([float(x) for x in part] if m.count else None for part in values)
+            return {"count": m.count, "mean": mean, "std": std, "min": low, "max": high}
+        if not self._count:
+            return {"count": 0, "mean": None, "std": None, "min": None, "max": None}
+        std_of = float((self._squares / self._count) ** 0.5)
+        return {"count": self._count, "mean": self._mean, "std": std_of, "min": self._low, "max": self._high}

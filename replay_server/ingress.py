@@ -1,0 +1,237 @@
+"""From published slots to committed rows: accept, drain, commit. The order of arrival is the order of the ring.
+
+```
+PUBLISH ─► accept ─► queue ─► drain: reserve a span, submit rows (then links) ─► in flight ─► commit: event seen ─► CREDIT
+```
+
+The first slot of the queue that may not go on stops the drain: a smaller one behind it never overtakes, or a full slot would wait for
+ever behind small flushes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.messages import Publish
+
+from replay_server.counters import Counters, Latency, Tally
+from replay_server.credit import Verdict
+from replay_server.flow import Flow
+from replay_server.leases import Leases
+from replay_server.links import complete, link_span
+from replay_server.ring import Ring, Span
+from replay_server.sessions import CollectorSession
+from replay_server.storage import Copy, RingLayout, RingMemory, Write
+
+_MOST_IN_FLIGHT = 512
+
+
+@dataclass(slots=True)
+class Published:
+    """A slot handed over. ``rows`` is 0 when the publish was no good: it keeps its place and gets its credit, its rows are rejected."""
+
+    collector: CollectorSession
+    message: Publish
+    rows: int
+    received_ns: int
+
+
+@dataclass(slots=True)
+class Flight:
+    """One ticket of the ring's memory: a span whose copies are submitted, or a lone write with what follows it."""
+
+    published: Published | None
+    span: Span
+    then: Callable[[], None] | None = None
+
+
+class Ingress:
+    """The queue of published slots and the spans in flight of one ring."""
+
+    def __init__(
+        self, ring: Ring, memory: RingMemory, layout: RingLayout, flow: Flow, leases: Leases, tallies: list[Tally], counters: Counters
+    ) -> None:
+        self.ring = ring
+        self.memory = memory
+        self.layout = layout
+        self.flow = flow
+        self.leases = leases
+        self.tallies = tallies
+        self.counters = counters
+        self.commit_latency = Latency()
+        self.blocked_since_ns: int | None = None
+        self._queue: deque[Published] = deque()
+        self._in_flight: deque[Flight] = deque()
+        self._completed = 0
+
+    @property
+    def waiting_slots(self) -> int:
+        return len(self._queue)
+
+    @property
+    def slots_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def waiting_rows(self) -> int:
+        return sum(published.rows for published in self._queue)
+
+    @property
+    def head(self) -> Published | None:
+        """What the drain looks at next."""
+        return self._queue[0] if self._queue else None
+
+    def accept(self, collector: CollectorSession, message: Publish, now_ns: int) -> Verdict:
+        """Takes a new publish into the queue; repeats and gaps change nothing.
+
+        Raises ProtocolViolation when the collector has no credit for the slot (nothing changes), or when the message doesn't fit its slot:
+        then the rows are rejected and counted, and the slot's credit comes back in its turn.
+        """
+        verdict = collector.credits.judge(message.number)
+        if verdict is not Verdict.NEW:
+            return verdict
+        collector.credits.take(message.number, message.slot)
+        wrong = self._what_is_wrong(collector, message)
+        rows = 0 if wrong else message.rows
+        rejected = message.rejected + (min(message.rows, collector.slot_rows) if wrong else 0)
+        collector.queued += 1
+        collector.published_rows += rows + rejected
+        collector.rejected_rows += rejected
+        collector.masked_rows += message.masked
+        collector.nonfinite_rows += message.nonfinite
+        self.counters.rows_published += rows + rejected
+        self.counters.rows_rejected += rejected
+        self.counters.rows_masked += message.masked
+        self.counters.nonfinite_rows += message.nonfinite
+        self._queue.append(Published(collector, message, rows, now_ns))
+        if wrong:
+            raise ProtocolViolation(f"publish {message.number}: {wrong}; its {message.rows} rows are rejected")
+        return verdict
+
+    def drain(self, now_ns: int) -> int:
+        """Reserves and submits from the head of the queue until one has to wait; returns how many went on."""
+        submitted = 0
+        while self._queue and len(self._in_flight) < _MOST_IN_FLIGHT:
+            head = self._queue[0]
+            if not self._may_go_on(head):
+                break
+            self._submit(self._queue.popleft())
+            submitted += 1
+        if not self._queue or submitted:
+            self.blocked_since_ns = None
+        elif self.blocked_since_ns is None:
+            self.blocked_since_ns = now_ns
+        return submitted
+
+    def commit(self, now_ns: int) -> list[CollectorSession]:
+        """Makes every span visible whose copies were seen complete; returns the collectors that have new credits."""
+        credited: dict[int, CollectorSession] = {}
+        completed = self.memory.completed()
+        while self._completed < completed:
+            flight = self._in_flight.popleft()
+            self._completed += 1
+            if flight.published is not None:
+                self._commit(flight.published, flight.span, now_ns)
+                collector = flight.published.collector
+                credited[collector.token] = collector
+            if flight.then is not None:
+                flight.then()
+        return list(credited.values())
+
+    def write(self, offset: int, content: bytes, then: Callable[[], None]) -> None:
+        """Writes a few bytes beside the rows, in order with the copies; ``then`` runs when they were seen there."""
+        self.memory.submit((), (Write(offset, content),))
+        self._in_flight.append(Flight(None, Span(self.ring.reserved, 0), then))
+
+    def why_blocked(self) -> str | None:
+        """What the head of the queue waits for, in words; None when nothing waits."""
+        head = self.head
+        if head is None:
+            return None
+        if head.collector.hello.counted:
+            reason = self.flow.why_not_insert(head.rows)
+            if reason:
+                return reason
+        missing = self.ring.missing_rows(head.rows, self.leases.oldest_tail)
+        oldest = self.leases.oldest
+        if missing and oldest is not None and oldest.tail <= self.ring.tail:
+            return f"{missing:,} ring rows that lease {oldest.lease} of session {oldest.session} holds from seq {oldest.tail:,}"
+        return f"{self.slots_in_flight} copies in flight"
+
+    def is_consistent(self) -> bool:
+        """The sums of an idle moment: what is in flight is what is reserved and not committed."""
+        return sum(flight.span.rows for flight in self._in_flight) == self.ring.in_flight
+
+    def _may_go_on(self, head: Published) -> bool:
+        if self.ring.missing_rows(head.rows, self.leases.oldest_tail):
+            return False
+        return not head.collector.hello.counted or self.flow.why_not_insert(head.rows) is None
+
+    def _submit(self, published: Published) -> None:
+        collector, message = published.collector, published.message
+        span = self.ring.reserve(published.rows, self.leases.oldest_tail)
+        if collector.hello.counted:
+            self.flow.insert(span.rows)
+        copies = []
+        if span.rows and collector.segment is not None:
+            stride = self.layout.stride
+            source = collector.segment.address + message.slot * collector.slot_bytes
+            for index, rows in self.ring.pieces(span.first_seq, span.rows):
+                copies.append(Copy(index * stride, source, rows * stride))
+                source += rows * stride
+        self.memory.submit(copies, self._links(collector, message, span) if self.layout.link is not None else ())
+        collector.credits.submit(message.slot)
+        self._in_flight.append(Flight(published, span))
+
+    def _links(self, collector: CollectorSession, message: Publish, span: Span) -> list[Write]:
+        """The span's links, then those of the collector's previous span that lead into it: after the rows, before the event."""
+        if not span.rows:
+            return []
+        ring = self.ring
+        linked, first_offset = link_span(span.first_seq, span.rows, collector.hello.lanes, message.lanes, ring.ring_rows)
+        writes = self._write_links(span.first_seq, linked.links)
+        if collector.previous is not None:
+            run = complete(collector.previous, linked, first_offset, ring.ring_rows, ring.oldest_owned_seq)
+            if run is not None:
+                writes += self._write_links(run.first_seq, run.links)
+        collector.previous = linked
+        return writes
+
+    def _write_links(self, first_seq: int, links: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[Write]:
+        assert self.layout.link is not None
+        writes, start = [], 0
+        for index, rows in self.ring.pieces(first_seq, len(links)):
+            writes.append(Write(self.layout.link + 8 * index, links[start : start + rows].tobytes()))
+            start += rows
+        return writes
+
+    def _commit(self, published: Published, span: Span, now_ns: int) -> None:
+        collector, message = published.collector, published.message
+        self.ring.commit(span)
+        collector.credits.credit(message.number, message.slot)
+        collector.queued -= 1
+        collector.committed_rows += span.rows
+        collector.last_committed_seq = span.end_seq
+        self.counters.rows_committed += span.rows
+        if span.rows:
+            for tally, packed in zip(self.tallies, message.moments, strict=False):
+                tally.merge(packed)
+        self.commit_latency.note(now_ns - published.received_ns)
+
+    def _what_is_wrong(self, collector: CollectorSession, message: Publish) -> str | None:
+        if message.rows > collector.slot_rows:
+            return f"{message.rows} rows don't fit a slot of {collector.slot_rows}"
+        if message.moments and len(message.moments) != len(self.tallies):
+            return f"moments of {len(message.moments)} fields came, {len(self.tallies)} are kept"
+        try:
+            for tally, packed in zip(self.tallies, message.moments, strict=False):
+                tally.check(packed)
+            if self.layout.link is not None:
+                link_span(0, message.rows, collector.hello.lanes, message.lanes, self.ring.ring_rows)
+        except (ProtocolViolation, ValueError) as error:
+            return str(error)
+        return None

@@ -1,0 +1,88 @@
+"""Learners' requests: which wait, and which may be granted now. Learners are served in the order in which they asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replay_server_protocol.errors import InvalidRequest
+from replay_server_protocol.messages import Sample
+
+from replay_server.flow import Flow
+from replay_server.leases import Lease, Leases
+from replay_server.ring import Ring
+from replay_server.sessions import LearnerSession
+
+_MOST_WAITING = 64
+_MOST_LEASES = 64
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request that is not granted yet."""
+
+    learner: LearnerSession
+    message: Sample
+    asked_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease, and the window to draw from: the newest rows of the lease's own when the request limits their age."""
+
+    learner: LearnerSession
+    lease: Lease
+    tail: int
+    asked_ns: int
+
+
+class Requests:
+    """The waiting requests of all learners, by (session, sampler, number)."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, int, int], Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def of(self, session: int) -> list[Waiting]:
+        """A learner's waiting requests, oldest first."""
+        return [waiting for (owner, _, _), waiting in self._waiting.items() if owner == session]
+
+    def ask(self, learner: LearnerSession, message: Sample, now_ns: int) -> None:
+        """Notes a request; the same one again replaces what it asks for and keeps its place.
+
+        Raises InvalidRequest when too many of this learner wait already: memory stays bounded whatever a client sends.
+        """
+        key = (learner.token, message.sampler, message.number)
+        known = self._waiting.get(key)
+        if known is not None:
+            known.message = message
+            return
+        if len(self.of(learner.token)) >= _MOST_WAITING:
+            raise InvalidRequest(f"{_MOST_WAITING} requests of this learner wait already; ask again when one is granted")
+        self._waiting[key] = Waiting(learner, message, now_ns)
+
+    def cancel(self, session: int, sampler: int, number: int) -> None:
+        self._waiting.pop((session, sampler, number), None)
+
+    def forget(self, session: int) -> None:
+        """Drops everything a session waits for."""
+        for key in [key for key in self._waiting if key[0] == session]:
+            del self._waiting[key]
+
+    def grant(self, ring: Ring, flow: Flow, leases: Leases, now_ns: int) -> list[Granted]:
+        """Opens a lease for every request that may be met now."""
+        granted = []
+        for key, waiting in list(self._waiting.items()):
+            message = waiting.message
+            if flow.why_not_sample(message.rows, ring.committed, message.min_committed) is not None:
+                continue
+            if leases.of(waiting.learner.token) >= _MOST_LEASES:
+                continue
+            del self._waiting[key]
+            window = (ring.tail, ring.committed)
+            lease = leases.open(waiting.learner.token, message.sampler, message.number, message.rows, window, now_ns)
+            flow.sample(message.rows)
+            youngest = 0 if message.max_age_rows is None else ring.committed - message.max_age_rows
+            granted.append(Granted(waiting.learner, lease, max(ring.tail, youngest), waiting.asked_ns))
+        return granted

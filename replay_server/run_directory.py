@@ -1,0 +1,130 @@
+"""The run directory of one server: made private, locked before any socket is bound, swept of a dead predecessor, left empty."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.errors import AlreadyServing, InvalidRequest
+from replay_server_protocol.process import ProcessIdentity
+from replay_server_protocol.segment import sweep_segments
+
+
+@dataclass(frozen=True, slots=True)
+class RingHolder:
+    """A learner that mapped the ring of ``generation``; its mapping may outlive that server."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    generation: int
+
+    def is_alive(self) -> bool:
+        return ProcessIdentity(self.pid, self.start_ticks).is_alive()
+
+
+class RunDirectory:
+    """Holds the lock of one server name. ``generation`` rises from one server life to the next; ``run_id`` names this life's segments."""
+
+    def __init__(self, endpoints: Endpoints, lock_fd: int, generation: int) -> None:
+        self.endpoints = endpoints
+        self.generation = generation
+        self.run_id = secrets.token_hex(4)
+        self.swept: list[str] = []
+        self.earlier_holders: list[RingHolder] = []
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def claim(cls, endpoints: Endpoints) -> RunDirectory:
+        """Takes the name, sweeping what a killed server of that name left.
+
+        Raises AlreadyServing if a living server holds it, InvalidRequest if the directory is not ours alone.
+        """
+        _make_private(endpoints)
+        fd = _lock(endpoints)
+        last = _read_json(endpoints.lock_path)
+        claimed = cls(endpoints, fd, max(int(time.time() * 1000), _int(last.get("generation")) + 1))
+        last_run = last.get("run_id")
+        if isinstance(last_run, str) and last_run.isalnum():
+            claimed.swept = sweep_segments(last_run)
+        claimed.earlier_holders = [holder for holder in _read_holders(endpoints) if holder.is_alive()]
+        me = ProcessIdentity.current()
+        entry = {"pid": me.pid, "start_ticks": me.start_ticks, "run_id": claimed.run_id, "generation": claimed.generation}
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(entry).encode(), 0)
+        return claimed
+
+    def living_earlier_holders(self) -> list[RingHolder]:
+        """Learners of earlier lives that still run: they may keep an old ring's memory."""
+        self.earlier_holders = [holder for holder in self.earlier_holders if holder.is_alive()]
+        return self.earlier_holders
+
+    def note_holders(self, holders: Iterable[RingHolder]) -> None:
+        """Writes down who maps the ring, for the next server of this name."""
+        path = self.endpoints.learners_path
+        beside = path.with_suffix(".learners-new")
+        beside.write_text(json.dumps([asdict(holder) for holder in holders]), "utf-8")
+        beside.replace(path)
+
+    def release(self) -> None:
+        """Removes every file of this server and gives the name up."""
+        leftovers = sweep_segments(self.run_id)
+        if leftovers:
+            self.swept += leftovers
+        for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
+            path.unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+
+def _make_private(endpoints: Endpoints) -> None:
+    run_dir = endpoints.run_dir
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(run_dir)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise InvalidRequest(f"run directory {run_dir} must be a directory of uid {os.getuid()}; choose another --run-dir")
+    if status.st_mode & 0o077:
+        raise InvalidRequest(f"run directory {run_dir} is open to other users (mode {status.st_mode & 0o777:o}): chmod 700 it, or choose another")
+
+
+def _lock(endpoints: Endpoints) -> int:
+    while True:
+        fd = os.open(endpoints.lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            holder = _read_json(endpoints.lock_path).get("pid", "unknown")
+            raise AlreadyServing(
+                f"server {endpoints.name!r} (pid {holder}) already serves in {endpoints.run_dir}; stop it, or choose another --name"
+            ) from None
+        if endpoints.lock_path.exists() and os.path.samestat(os.fstat(fd), os.stat(endpoints.lock_path)):
+            return fd
+        os.close(fd)  # its last holder removed the file between our open and our lock: take the new one
+
+
+def _read_json(path: os.PathLike[str]) -> dict[str, object]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.loads(file.read(65536))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_holders(endpoints: Endpoints) -> list[RingHolder]:
+    try:
+        found = json.loads(endpoints.learners_path.read_text("utf-8"))
+        return [RingHolder(int(x["pid"]), int(x["start_ticks"]), str(x["name"]), int(x["generation"])) for x in found]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,272 @@
+"""The daemon: one thread, one poller, and a loop that is the data path in its order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from types import FrameType
+
+import zmq
+from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
+from replay_server_protocol.messages import ClientMessage, Closing, Credit, Grant, Hello, Ping, Stale
+from replay_server_protocol.process import ProcessIdentity
+from replay_server_protocol.states import SessionEvent, SessionState
+
+from replay_server.attach import AttachDesk
+from replay_server.config import ServerConfig
+from replay_server.dispatch import Dispatch
+from replay_server.replay import Phase, Replay
+from replay_server.run_directory import RunDirectory
+from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
+from replay_server.status import StatusSocket
+from replay_server.store import choose_device
+
+log = logging.getLogger("replay_server")
+
+CLOSING_GRACE_S = 2.0
+_TEND_EVERY_S = 0.1
+_MESSAGES_A_TURN = 512
+_PARENT_TOKEN = 0
+
+
+class Server:
+    """Serves until it is told to stop. Construction claims the name and binds the sockets; ``run`` is the loop; ``close`` gives all back."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        device = choose_device(config)
+        schema = config.load_schema()
+        self._directory = RunDirectory.claim(Endpoints.resolve(config.name, config.run_dir))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.replay = Replay.build(config, self._directory, device, self._context, time.monotonic())
+        self._desk = AttachDesk(self.replay)
+        self._dispatch = Dispatch(self.replay, self._desk, self.stop)
+        self._status = StatusSocket(self._context, self.replay)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller = self._make_poller()
+        self._closing_until_s: float | None = None
+        self._tend_at_s = 0.0
+        self._made_progress = True
+        self._is_read_empty = False
+        if schema is not None:
+            self._desk.make_ring(schema, 1)
+        if self._directory.swept:
+            log.info("swept %d segments of a killed predecessor", len(self._directory.swept))
+
+    def run(self) -> None:
+        """Serves until ``stop`` and the clients' detaching, at most CLOSING_GRACE_S after it."""
+        replay = self.replay
+        log.info("serving %r in %s (pid %d, generation %d)", replay.directory.endpoints.name, replay.directory.endpoints.run_dir, os.getpid(), replay.generation)
+        while not self._is_finished():
+            self._wait()
+            self._receive()
+            self._drain()
+            self._commit()
+            self._grant()
+            self._revoke()
+            self._made_progress |= self._status.answer_nowait()
+            self._tend()
+
+    def stop(self) -> None:
+        """Begins to close: clients are told and given time to detach. A second call ends at once."""
+        if self._closing_until_s is not None:
+            self._closing_until_s = 0.0
+            return
+        self._closing_until_s = time.monotonic() + CLOSING_GRACE_S
+        self.replay.phase = Phase.CLOSING
+        log.info("closing: %d sessions have %.0f s to detach", len(self.replay.sessions), CLOSING_GRACE_S)
+        for session in self.replay.sessions:
+            self.replay.send(session, Closing(session.token, self.replay.generation, round(CLOSING_GRACE_S * 1e9)))
+
+    def close(self) -> None:
+        """Lets go of sockets, memory and files. An exported CUDA ring is left to the process's end: a learner may still map it."""
+        replay = self.replay
+        for session in replay.sessions:
+            self._desk.end(session, "the server ends")
+        replay.mailboxes.close()
+        if replay.store is not None:
+            replay.store.memory.close()
+        self._status.close()
+        replay.control.close()
+        replay.deaths.close()
+        self._context.term()
+        self._directory.release()
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+
+    def catch_signals(self) -> None:
+        """SIGTERM and SIGINT stop in good order; a second one at once."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        for source in (self.replay.control.socket, self._status.socket, self.replay.deaths.fileno(), self._wake_read):
+            poller.register(source, zmq.POLLIN)
+        parent = self.replay.config.parent_pid
+        if parent is not None and (os.getppid() != parent or not self.replay.deaths.watch(_PARENT_TOKEN, ProcessIdentity.of(parent))):
+            raise InvalidRequest(f"--parent-pid {parent}: that process is not this one's parent any more")
+        return poller
+
+    def _is_finished(self) -> bool:
+        if self._closing_until_s is None:
+            return False
+        return len(self.replay.sessions) == 0 or time.monotonic() >= self._closing_until_s
+
+    def _wait(self) -> None:
+        """Sleeps until a socket, a death, a signal or a timer, unless the last turn got something done or copies are in flight."""
+        store = self.replay.store
+        if self._made_progress or (store is not None and store.ingress.slots_in_flight):
+            self._made_progress = False
+            return
+        if store is not None and not store.ingress.is_consistent():
+            raise ReplayError("this is a bug of the server: rows in flight don't add up")
+        until_s = self._tend_at_s
+        deadline_ns = self.replay.leases.next_deadline_ns
+        if deadline_ns is not None:
+            until_s = min(until_s, deadline_ns / 1e9)
+        now_s = time.monotonic()
+        if self._status.rest_until_s > now_s:
+            until_s = min(until_s, self._status.rest_until_s)
+        self._poller.modify(self._status.socket, zmq.POLLIN if self._status.rest_until_s <= now_s else 0)
+        left_s = max(0.0, until_s - now_s)
+        ready = dict(self._poller.poll(int(left_s * 1000) + 1))
+        if self.replay.deaths.fileno() in ready:
+            self._tend_at_s = 0.0
+        if self._wake_read in ready:
+            os.read(self._wake_read, 512)
+
+    def _receive(self) -> None:
+        """Takes what has come, up to a limit, so that a flood can't keep the rest of the loop from its turn."""
+        control = self.replay.control
+        now_s = time.monotonic()
+        for _ in range(_MESSAGES_A_TURN):
+            received = control.receive_nowait()
+            if received is None:
+                self._is_read_empty = True
+                return
+            self._made_progress = True
+            self._take(*received, now_s)
+        self._is_read_empty = False
+
+    def _take(self, identity: bytes, message: ClientMessage | ProtocolViolation, now_s: float) -> None:
+        if isinstance(message, ProtocolViolation):
+            self.replay.counters.bad_messages += 1
+            log.debug("bad message: %s", message)
+            return
+        if isinstance(message, Hello):
+            self._desk.greet(identity, message, now_s)
+            return
+        session = self.replay.sessions.get(message.session, identity)
+        if session is None or message.generation != self.replay.generation:
+            self.replay.counters.stale_messages += 1
+            self.replay.control.send(identity, Stale(0, self.replay.generation))
+            return
+        session.heard_s = now_s
+        if session.state is SessionState.AWAY:
+            session.happen(SessionEvent.FOUND)
+            session.lost_since_s = None
+        self._dispatch.take(session, message)
+
+    def _drain(self) -> None:
+        store = self.replay.store
+        if store is not None and store.ingress.drain(time.monotonic_ns()):
+            self._made_progress = True
+
+    def _commit(self) -> None:
+        """Rows whose copies were seen complete become visible, and only then their slots' credits go back."""
+        store = self.replay.store
+        if store is None:
+            return
+        for collector in store.ingress.commit(time.monotonic_ns()):
+            self._made_progress = True
+            if collector.state is SessionState.ENDED:
+                self._desk.let_go(collector)
+                continue
+            credit = Credit(collector.token, self.replay.generation, collector.credits.credited, collector.last_committed_seq)
+            self.replay.send(collector, credit)
+
+    def _grant(self) -> None:
+        replay = self.replay
+        if not len(replay.requests) or replay.store is None or replay.phase is Phase.CLOSING:
+            return
+        now_ns = time.monotonic_ns()
+        for granted in replay.requests.grant(replay.store.ring, replay.flow, replay.leases, now_ns):
+            self._made_progress = True
+            learner, lease = granted.learner, granted.lease
+            learner.batches += 1
+            learner.rows += lease.rows
+            replay.counters.batches_granted += 1
+            replay.grant_latency.note(now_ns - granted.asked_ns)
+            replay.send(
+                learner,
+                Grant(learner.token, replay.generation, lease.sampler, lease.number, lease.lease, granted.tail, lease.committed, lease.deadline_ns),
+            )
+
+    def _revoke(self) -> None:
+        """Ends leases whose deadline has passed, after the socket was read empty: a release that has come counts."""
+        deadline_ns = self.replay.leases.next_deadline_ns
+        now_ns = time.monotonic_ns()
+        if deadline_ns is None or deadline_ns >= now_ns or not self._is_read_empty:
+            return
+        for lease in self.replay.leases.expire(now_ns):
+            self._made_progress = True
+            self.replay.flow.refund(lease.rows)
+            self.replay.counters.leases_revoked += 1
+            log.warning("revoked lease %d of session %d after %.0f ms", lease.lease, lease.session, (now_ns - lease.opened_ns) / 1e6)
+
+    def _tend(self) -> None:
+        """Now and then: deaths, lost connections, memory that may have come free, rates."""
+        now_s = time.monotonic()
+        if now_s < self._tend_at_s:
+            return
+        self._tend_at_s = now_s + _TEND_EVERY_S
+        self._bury_the_dead()
+        for session in self.replay.sessions:
+            self._probe(session, now_s)
+        if self.replay.phase is Phase.WAITING_FOR_MEMORY:
+            self._desk.retry_memory()
+        counters = self.replay.counters
+        self.replay.rates.note(now_s, counters.rows_committed, counters.batches_granted)
+
+    def _bury_the_dead(self) -> None:
+        """Ends the sessions of dead processes, after the socket was read empty: what they published before they died counts."""
+        dead = self.replay.deaths.dead()
+        if not dead:
+            return
+        self._is_read_empty = False
+        while not self._is_read_empty:
+            self._receive()
+        for token in dead:
+            if token == _PARENT_TOKEN:
+                log.info("the parent process has ended")
+                self.replay.deaths.unwatch(token)
+                self.stop()
+        for session in self.replay.sessions:
+            if session.token in dead:
+                self._desk.end(session, "its process has died", is_dead=True)
+        self._made_progress = True
+
+    def _probe(self, session: Session, now_s: float) -> None:
+        """A PING to a silent session shows whether its connection stands; one that stays away ends, its leases run to their deadlines."""
+        if session.lost_since_s is None and now_s - max(session.heard_s, session.pinged_s) < PING_EVERY_S:
+            return
+        session.pinged_s = now_s
+        if self.replay.send(session, Ping(session.token, self.replay.generation)):
+            if session.state is SessionState.AWAY:
+                session.happen(SessionEvent.FOUND)
+            session.lost_since_s = None
+            return
+        if session.state is SessionState.ATTACHED:
+            session.happen(SessionEvent.LOST)
+        if session.lost_since_s is None:
+            session.lost_since_s = now_s
+        if now_s - session.lost_since_s >= GONE_AFTER_S:
+            self._desk.end(session, f"its connection has been gone for {GONE_AFTER_S:.0f} s", is_lost=True)

@@ -1,0 +1,138 @@
+"""A server as a child of a training script: started with a name of its own, ended with its parent, also when that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from replay_server_protocol.endpoints import NAME_VARIABLE, RUN_DIR_VARIABLE, Endpoints
+from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone
+
+from replay_server.config import ServerConfig
+from replay_server.exit_codes import error_of
+
+_STOP_S = 10.0
+
+
+class ReplayServer:
+    """A living sidecar. Use ``spawn``; leave the ``with`` block, or call ``close``, to end it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], endpoints: Endpoints, own_dir: Path | None) -> None:
+        self._process = process
+        self._endpoints = endpoints
+        self._own_dir = own_dir
+        self._owner_pid = os.getpid()
+        self._before: dict[str, str | None] = {}
+
+    @classmethod
+    def spawn(cls, *, timeout: float = 30.0, name: str | None = None, run_dir: str | None = None, **options: Any) -> Self:
+        """Starts a server and returns when it answers, within ``timeout`` seconds.
+
+        ``options`` are those of ``replay-server serve`` with underscores (``capacity=100_000, device="auto"``). Without a name a unique
+        one is taken in a run directory of its own. Exports REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and
+        its children. The server ends when this process does.
+
+        Raises the typed error the server ended with (InvalidRequest, BudgetExceeded, DeviceError …) or ReplayTimeout.
+        """
+        texts = {key: _text(value) for key, value in options.items() if value is not None}
+        ServerConfig.from_options(dict(texts))
+        own_dir = Path(tempfile.mkdtemp(prefix="replay-")) if run_dir is None else None
+        endpoints = Endpoints.resolve(name or f"spawned-{os.getpid()}", run_dir or own_dir)
+        command = [sys.executable, "-m", "replay_server", "serve", "--parent-pid", str(os.getpid())]
+        command += ["--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
+        for key, text in texts.items():
+            command += [f"--{key.replace('_', '-')}", text]
+        log = tempfile.TemporaryFile()
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+            server = cls(process, endpoints, own_dir)
+            try:
+                server._wait_until_it_answers(timeout, log)
+            except BaseException:
+                server.close()
+                raise
+        finally:
+            log.close()
+        server._export()
+        return server
+
+    @property
+    def name(self) -> str:
+        return self._endpoints.name
+
+    @property
+    def run_dir(self) -> str:
+        return str(self._endpoints.run_dir)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def status(self, timeout: float = 5.0) -> dict[str, Any]:
+        """The status report; raises ServerGone if the server doesn't answer within ``timeout`` seconds."""
+        from replay_server_client.status import query
+
+        return query(self._endpoints, timeout)
+
+    def close(self) -> None:
+        """Stops the server in good order, by force after 10 s, and removes its run directory if it was made here. Safe to call twice."""
+        if os.getpid() != self._owner_pid:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for variable, value in self._before.items():
+            if value is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = value
+        self._before = {}
+        if self._own_dir is not None:
+            shutil.rmtree(self._own_dir, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _export(self) -> None:
+        for variable, value in ((NAME_VARIABLE, self.name), (RUN_DIR_VARIABLE, self.run_dir)):
+            self._before[variable] = os.environ.get(variable)
+            os.environ[variable] = value
+
+    def _wait_until_it_answers(self, timeout: float, log: Any) -> None:
+        end = time.monotonic() + timeout
+        while self._process.poll() is None:
+            with contextlib.suppress(ServerGone):
+                self.status(timeout=0.2)
+                return
+            if time.monotonic() >= end:
+                raise ReplayTimeout(f"the server (pid {self._process.pid}) did not answer within {timeout:g} s of its start: {_last_line(log)}")
+        raise error_of(self._process.returncode, _last_line(log).removeprefix("replay-server: "))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(str(part) for part in value)
+    if isinstance(value, str | int | float | os.PathLike) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidRequest(f"option value {value!r}: a text, a number or a list of texts")
+
+
+def _last_line(log: Any) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"

@@ -1,0 +1,210 @@
+"""The status report and its socket: answers only, and never more than a twentieth of the loop's time."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import zmq
+
+from replay_server.control import bind_private
+from replay_server.explain import why_no_credit, why_no_grant
+from replay_server.replay import Phase, Replay, Store
+from replay_server.sessions import CollectorSession, LearnerSession
+
+REPORT_VERSION = 1
+_SHARE_OF_TIME = 20
+
+
+class StatusSocket:
+    """Answers the one-frame request ``status`` with the report as JSON."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], replay: Replay) -> None:
+        self.socket = bind_private(context, zmq.ROUTER, replay.directory.endpoints.status)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, 1024)
+        self._replay = replay
+        self._rest_until_s = 0.0
+
+    def answer_nowait(self) -> bool:
+        """Answers at most one request; after the time an answer took, rests twenty times as long. True if there may be more to do."""
+        now_s = time.monotonic()
+        if now_s < self._rest_until_s:
+            return False
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        if len(frames) == 2 and frames[1] == b"status":
+            try:
+                self.socket.send_multipart((frames[0], json.dumps(report(self._replay)).encode()), zmq.NOBLOCK)
+            except zmq.ZMQError:
+                pass  # it has gone, or never reads: its loss
+        self._rest_until_s = time.monotonic() + _SHARE_OF_TIME * (time.monotonic() - now_s)
+        return True
+
+    @property
+    def rest_until_s(self) -> float:
+        """Until when requests are left in the socket."""
+        return self._rest_until_s
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+
+
+def report(replay: Replay) -> dict[str, object]:
+    """The status report; status_report.schema.json describes it."""
+    store = replay.store
+    counters = replay.counters
+    rows_per_s, batches_per_s = replay.rates.per_second()
+    nothing = {"p50": None, "p99": None}
+    return {
+        "report_version": REPORT_VERSION,
+        "name": replay.directory.endpoints.name,
+        "pid": os.getpid(),
+        "generation": replay.generation,
+        "run_id": replay.config.run_id,
+        "phase": replay.phase.value,
+        "uptime_s": time.monotonic() - replay.started_s,
+        "device": {"kind": replay.device.kind, "uuid": replay.device.uuid, "name": replay.device.name, "storage": replay.config.storage},
+        "schema": None if store is None else _schema(store),
+        "ring": None if store is None else _ring(store),
+        "ingress": _ingress(replay, store),
+        "collectors": [_collector(session, store) for session in replay.sessions.of(CollectorSession)],
+        "learners": [_learner(session, replay) for session in replay.sessions.of(LearnerSession)],
+        "flow": _flow(replay),
+        "rates": {
+            "rows_per_s": rows_per_s,
+            "bytes_per_s": rows_per_s * (store.schema.stride if store else 0),
+            "batches_per_s": batches_per_s,
+        },
+        "latency": {
+            "commit_us": store.ingress.commit_latency.percentiles_us() if store else nothing,
+            "grant_us": replay.grant_latency.percentiles_us(),
+        },
+        "moments": {} if store is None else {tally.field.name: tally.report() for tally in store.tallies},
+        "mailboxes": {"host_bytes": replay.mailboxes.host_bytes, "versions": replay.mailboxes.versions},
+        "counters": {
+            "rows_published": counters.rows_published,
+            "rows_committed": counters.rows_committed,
+            "rows_rejected": counters.rows_rejected,
+            "rows_masked": counters.rows_masked,
+            "rows_overwritten": store.ring.tail if store else 0,
+            "rows_lost": counters.rows_lost,
+            "rows_in_flight": store.ingress.waiting_rows + store.ring.in_flight if store else 0,
+            "nonfinite_rows": counters.nonfinite_rows,
+            "stale_messages": counters.stale_messages,
+            "bad_messages": counters.bad_messages,
+            "leases_revoked": counters.leases_revoked,
+            "batches_granted": counters.batches_granted,
+            "batches_dropped": counters.batches_dropped,
+            "sessions_opened": counters.sessions_opened,
+            "sessions_lost": counters.sessions_lost,
+        },
+    }
+
+
+def _schema(store: Store) -> dict[str, object]:
+    fields = [{"name": f.name, "dtype": f.dtype, "shape": list(f.shape), "offset": f.offset, "bytes": f.n_bytes} for f in store.schema]
+    return {
+        "fields": fields,
+        "row_bytes": store.schema.row_bytes,
+        "stride_bytes": store.schema.stride,
+        "fingerprint": store.schema.fingerprint,
+        "roles": dict(store.schema.roles),
+        "pairs": dict(store.schema.pairs),
+    }
+
+
+def _ring(store: Store) -> dict[str, object]:
+    ring, layout = store.ring, store.plan.layout
+    return {
+        "capacity_rows": ring.capacity,
+        "headroom_rows": ring.headroom,
+        "ring_rows": ring.ring_rows,
+        "size_rows": ring.size,
+        "committed": ring.committed,
+        "tail": ring.tail,
+        "reserved": ring.reserved,
+        "device_bytes": store.memory.device_bytes,
+        "host_bytes": store.memory.host_bytes,
+        "storage": store.memory.place.storage,
+        "columns": [name for name, offset in (("link", layout.link), ("priority", layout.priority)) if offset is not None],
+    }
+
+
+def _ingress(replay: Replay, store: Store | None) -> dict[str, object]:
+    collectors = [session for session in replay.sessions.of(CollectorSession) if session.segment is not None]
+    return {
+        "slot_rows": store.plan.slot_rows if store else None,
+        "depth": replay.config.depth,
+        "segments": len(collectors),
+        "host_bytes": sum(session.segment.n_bytes for session in collectors if session.segment is not None),
+        "occupied_slots": store.ingress.waiting_slots + store.ingress.slots_in_flight if store else 0,
+        "waiting_slots": store.ingress.waiting_slots if store else 0,
+    }
+
+
+def _collector(session: CollectorSession, store: Store | None) -> dict[str, object]:
+    waiting_on = why_no_credit(session, store) if store else "ring"
+    since_ns = store.ingress.blocked_since_ns if store and waiting_on else None
+    return {
+        "name": session.name,
+        "pid": session.hello.pid,
+        "state": session.state.value,
+        "lanes": session.hello.lanes,
+        "counted": session.hello.counted,
+        "slot_rows": session.slot_rows,
+        "copied_as": session.copied_as,
+        "credits": session.credits.outstanding,
+        "published_rows": session.published_rows,
+        "committed_rows": session.committed_rows,
+        "rejected_rows": session.rejected_rows,
+        "masked_rows": session.masked_rows,
+        "nonfinite_rows": session.nonfinite_rows,
+        "waiting_on": waiting_on,
+        "waiting_s": (time.monotonic_ns() - since_ns) / 1e9 if since_ns is not None else 0.0,
+    }
+
+
+def _learner(session: LearnerSession, replay: Replay) -> dict[str, object]:
+    waiting = replay.requests.of(session.token)
+    return {
+        "name": session.name,
+        "pid": session.hello.pid,
+        "state": session.state.value,
+        "is_mapped": session.is_proved,
+        "open_leases": replay.leases.of(session.token),
+        "batches": session.batches,
+        "rows": session.rows,
+        "dropped": session.dropped,
+        "waiting_on": why_no_grant(replay, session, replay.store) if replay.store else "ring",
+        "waiting_s": (time.monotonic_ns() - waiting[0].asked_ns) / 1e9 if waiting else 0.0,
+    }
+
+
+def _flow(replay: Replay) -> dict[str, object]:
+    """Who is held up, and by what: the drain's head first, then the oldest request."""
+    flow, store = replay.flow, replay.store
+    state, side, reason = "running", None, None
+    blocked = store.ingress.why_blocked() if store else None
+    waiting = [w for learner in replay.sessions.of(LearnerSession) for w in replay.requests.of(learner.token)]
+    if replay.phase is not Phase.SERVING or store is None:
+        state, reason = replay.phase.value, None
+    elif blocked is not None and store.ingress.blocked_since_ns is not None:
+        state, side, reason = "collectors_wait", "collectors", blocked
+    elif waiting:
+        oldest = min(waiting, key=lambda w: w.asked_ns)
+        reason = flow.why_not_sample(oldest.message.rows, store.ring.committed, oldest.message.min_committed)
+        state, side = ("learners_wait", "learners") if reason else ("running", None)
+    return {
+        "state": state,
+        "blocked_side": side,
+        "reason": reason,
+        "samples_per_insert": flow.ratio,
+        "samples_per_insert_target": flow.samples_per_insert,
+        "tolerance_rows": flow.tolerance,
+        "learning_starts": flow.learning_starts,
+        "inserted_rows": flow.inserted,
+        "sampled_rows": flow.sampled,
+    }

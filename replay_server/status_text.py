@@ -1,0 +1,65 @@
+"""The status report as lines of text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def status_lines(report: Mapping[str, Any]) -> list[str]:
+    """A handful of lines: what it is, the ring, the rates, who waits on what, every client."""
+    device, ring, counters = report["device"], report["ring"], report["counters"]
+    where = device["name"] or device["kind"]
+    lines = [f"{report['name']}  pid {report['pid']}  generation {report['generation']}  {report['phase']}  {where}  up {report['uptime_s']:.0f} s"]
+    if ring is not None:
+        fill = 100 * ring["size_rows"] / ring["capacity_rows"]
+        memory = human_bytes(ring["device_bytes"] or ring["host_bytes"])
+        lines.append(
+            f"ring       {ring['size_rows']:,} of {ring['capacity_rows']:,} rows ({fill:.1f} %), window [{ring['tail']:,}, {ring['committed']:,}), {memory}"
+        )
+    ingress, rates, latency = report["ingress"], report["rates"], report["latency"]
+    lines.append(
+        f"ingress    {ingress['segments']} segments, {human_bytes(ingress['host_bytes'])}, {ingress['occupied_slots']} slots occupied; "
+        f"{rates['rows_per_s']:,.0f} rows/s, {human_bytes(rates['bytes_per_s'])}/s, {rates['batches_per_s']:,.1f} batches/s"
+    )
+    lines.append(f"latency    commit {_percentiles(latency['commit_us'])}, grant {_percentiles(latency['grant_us'])}")
+    flow = report["flow"]
+    lines.append(f"flow       {flow['state']}" + (f": {flow['reason']}" if flow["reason"] else ""))
+    lines += [f"collector  {_collector(collector)}" for collector in report["collectors"]]
+    lines += [f"learner    {_learner(learner)}" for learner in report["learners"]]
+    lines += [f"moments    {name}: {_moments(moments)}" for name, moments in report["moments"].items()]
+    told = ("rows_committed", "rows_rejected", "rows_lost", "leases_revoked", "bad_messages", "stale_messages")
+    lines.append("counters   " + ", ".join(f"{name.replace('_', ' ')} {counters[name]:,}" for name in told))
+    return lines
+
+
+def human_bytes(n_bytes: float) -> str:
+    """Bytes with a binary unit and three digits: ``1.68 MiB``."""
+    unit = 0
+    while n_bytes >= 1024 and unit < len(_UNITS) - 1:
+        n_bytes, unit = n_bytes / 1024, unit + 1
+    return f"{n_bytes:.0f} B" if unit == 0 else f"{n_bytes:.3g} {_UNITS[unit]}"
+
+
+def _percentiles(found: Mapping[str, float | None]) -> str:
+    if found["p50"] is None or found["p99"] is None:
+        return "-"
+    return f"p50 {found['p50']:.0f} µs p99 {found['p99']:.0f} µs"
+
+
+def _collector(c: Mapping[str, Any]) -> str:
+    waits = f", waits {c['waiting_s']:.1f} s on {c['waiting_on']}" if c["waiting_on"] else ""
+    return f"{c['name']} (pid {c['pid']}, {c['lanes']} lanes): {c['committed_rows']:,} rows, {c['credits']} credits{waits}"
+
+
+def _learner(learner: Mapping[str, Any]) -> str:
+    waits = f", waits {learner['waiting_s']:.1f} s on {learner['waiting_on']}" if learner["waiting_on"] else ""
+    return f"{learner['name']} (pid {learner['pid']}): {learner['batches']:,} batches, {learner['rows']:,} rows, {learner['open_leases']} leases{waits}"
+
+
+def _moments(m: Mapping[str, Any]) -> str:
+    if not isinstance(m["mean"], float):
+        return f"{m['count']:,} rows"
+    return f"{m['count']:,} rows, mean {m['mean']:.4g}, std {m['std']:.4g}, {m['min']:.4g} to {m['max']:.4g}"

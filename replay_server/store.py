@@ -1,0 +1,90 @@
+"""Makes the store once the schema is known: plan, budget, allocation, in this order."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from replay_server_protocol.errors import DeviceError, SchemaMismatch
+from replay_server_protocol.schema import Schema
+
+from replay_server.budget import MemoryPlan, free_host_bytes
+from replay_server.config import ServerConfig
+from replay_server.counters import Tally
+from replay_server.cpu_ring import CpuRing
+from replay_server.ingress import Ingress
+from replay_server.replay import DeviceChoice, Replay, Store
+from replay_server.ring import Ring
+from replay_server.storage import RingMemory
+
+log = logging.getLogger("replay_server")
+
+
+def choose_device(config: ServerConfig) -> DeviceChoice:
+    """The device of ``--device``; auto takes the first GPU if there is one. Raises DeviceError that says what is missing."""
+    if config.device in ("cpu", "mps"):
+        return DeviceChoice(config.device)
+    from replay_server.cuda_runtime import probe_devices  # the CUDA bindings load only where a GPU is asked for
+
+    try:
+        devices = probe_devices()
+    except DeviceError as error:
+        if config.device != "auto":
+            raise
+        log.info("no CUDA device: %s; the ring lies in host memory", error)
+        return DeviceChoice("cpu")
+    _, _, given = config.device.partition(":")
+    ordinal = int(given or 0)
+    for device in devices:
+        if device.ordinal == ordinal:
+            return DeviceChoice("cuda", device.ordinal, device.uuid, device.name)
+    raise DeviceError(f"--device {config.device}: there are {len(devices)} CUDA devices, cuda:0 to cuda:{len(devices) - 1}")
+
+
+def plan_memory(config: ServerConfig, schema: Schema, lanes: int, device: DeviceChoice) -> MemoryPlan:
+    """Counts the memory; allocates nothing."""
+    return MemoryPlan.of(config, schema, lanes, is_on_device=device.kind == "cuda" and config.storage == "device")
+
+
+def make_store(replay: Replay, schema: Schema, lanes: int) -> Store:
+    """Allocates the ring. Raises BudgetExceeded, SchemaMismatch, InvalidRequest or DeviceError and leaves nothing behind."""
+    config = replay.config
+    tallies = [Tally(schema[name]) for name in moment_fields(config, schema)]
+    plan = plan_memory(config, schema, lanes, replay.device)
+    plan.check(free_device_bytes(replay.device) if plan.is_on_device else None, free_host_bytes())
+    memory = _allocate(replay, plan)
+    ring = Ring(plan.capacity, plan.headroom)
+    ingress = Ingress(ring, memory, plan.layout, replay.flow, replay.leases, tallies, replay.counters)
+    log.info("ring of %s rows of %s bytes on %s", f"{ring.ring_rows:,}", schema.stride, memory.place.storage)
+    return Store(schema, plan, ring, memory, ingress, tallies)
+
+
+def moment_fields(config: ServerConfig, schema: Schema) -> list[str]:
+    """The fields whose moments are kept: those of ``--moments``, else the reward if there is one and it is a number."""
+    if config.moments is None:
+        reward = schema.roles.get("reward")
+        return [reward] if reward is not None and _has_moments(schema, reward) else []
+    for name in config.moments:
+        if not _has_moments(schema, name):
+            raise SchemaMismatch(f"--moments {name}: bool and bfloat16 fields have no moments", field=name)
+    return list(config.moments)
+
+
+def _has_moments(schema: Schema, name: str) -> bool:
+    return schema[name].dtype not in ("bool", "bfloat16")
+
+
+def free_device_bytes(device: DeviceChoice) -> int:
+    from replay_server.cuda_runtime import probe_devices
+
+    return next(found.free_bytes for found in probe_devices() if found.ordinal == device.ordinal)
+
+
+def _allocate(replay: Replay, plan: MemoryPlan) -> RingMemory:
+    delay_s = replay.config.debug_copy_delay
+    if plan.is_on_device:
+        from replay_server.cuda_ring import CudaRing
+
+        return CudaRing.create(replay.device.ordinal, plan.layout, copy_delay_s=delay_s)
+    storage: Literal["host", "cpu"] = "host" if replay.config.storage == "host" else "cpu"
+    return CpuRing.create(replay.directory.run_id, plan.layout, storage=storage, copy_delay_s=delay_s)

@@ -1,0 +1,19 @@
+"""What the demo's processes tell the main one, over one pipe each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Episodes that ended at one step of a collector, and how many rows it has written by then."""
+
+    collector: int
+    rows: int
+    returns: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A process's work is done and committed. It stays attached until it is answered, so that the last status report shows it."""
