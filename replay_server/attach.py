@@ -48,7 +48,7 @@ class AttachDesk:
             session = replay.sessions.open(identity, hello, now_s)
         except ReplayError as error:
             log.info("refused %s %r (pid %d): %s", hello.role, hello.name, hello.pid, error)
-            replay.control.send(identity, self.refusal(0, "hello", error))
+            replay.control.send(identity, self.refusal(0, "Hello", error))
             return
         session.is_watched = hello.pid_namespace == self._namespace and replay.deaths.watch(session.token, session.process)
         replay.counters.sessions_opened += 1
@@ -79,7 +79,7 @@ class AttachDesk:
                 f"learner {session.name!r} maps the ring but reads other bytes than the server wrote: shared {store.memory.place.storage} memory "
                 "doesn't work between these two processes (containers, WSL and virtual machines can do this); use --storage host or --device cpu"
             )
-            self.refuse(session, "proof", error)
+            self.refuse(session, "Proof", error)
             return
         session.proof_step += 1
         if session.is_proved:
@@ -200,9 +200,9 @@ class AttachDesk:
             if replay.store is None and self._may_wait_for_memory():
                 replay.phase = Phase.WAITING_FOR_MEMORY
                 return
-            self.refuse(session, "hello", error)
+            self.refuse(session, "Hello", error)
         except ReplayError as error:
-            self.refuse(session, "hello", error)
+            self.refuse(session, "Hello", error)
 
     def _may_wait_for_memory(self) -> bool:
         if not self._replay.directory.living_earlier_holders():
@@ -258,7 +258,7 @@ class AttachDesk:
             except SchemaMismatch as error:
                 different = str(error)
             if different:
-                self.refuse(session, "hello", SchemaMismatch(f"the learner expects another schema than the ring's: {different}"))
+                self.refuse(session, "Hello", SchemaMismatch(f"the learner expects another schema than the ring's: {different}"))
                 return
         session.proof_step = 1
         self._write_pattern(session, store)

@@ -54,7 +54,7 @@ class Dispatch:
                 self._replay.counters.bad_messages += 1
             number = getattr(message, "number", 0)
             sampler = getattr(message, "sampler", 0)
-            about = type(message).__name__.lower()
+            about = type(message).__name__
             self._replay.send(session, self._desk.refusal(session.token, about, error, sampler, number))
 
     def _act(self, session: Session, message: ClientMessage) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from functools import partial
 from multiprocessing.synchronize import Event
 
 import benchmark
@@ -26,7 +27,7 @@ def main() -> None:
     report = Report("bench_ingest", options)
     for slot_rows, collectors in options.pick([(512, 1), (512, 4), (512, 12), (4096, 1), (4096, 4), (4096, 8)], [(512, 1), (512, 2)]):
         what = f"write, {collectors} × {slot_rows} rows"
-        report.measure("written slots", what, "GB/s", {OURS: lambda s=slot_rows, c=collectors: gb_per_s(options, c, s, is_refilled=True)})
+        report.measure("written slots", what, "GB/s", {OURS: partial(gb_per_s, options, collectors, slot_rows, is_refilled=True)})
     slot_rows, collectors = options.pick((4096, 8), (512, 2))
     sides = {OURS: lambda: gb_per_s(options, collectors, slot_rows, is_refilled=False)}
     if options.device == "cuda":
@@ -69,7 +70,7 @@ def gb_per_s(options: Options, collectors: int, slot_rows: int, *, is_refilled: 
             stop.set()
             for process in processes:
                 process.join(TIMEOUT_S)
-    rows = after["ring"]["committed"] - before["ring"]["committed"]
+    rows: int = after["ring"]["committed"] - before["ring"]["committed"]
     return rows * transition_schema().stride / elapsed_s / 1e9
 
 

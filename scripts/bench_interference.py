@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import benchmark
@@ -81,7 +82,7 @@ def step_ms(options: Options, steps: int, step: Callable[[], None]) -> float:
         step()
         synchronize(options.device)
         ends_s.append(time.perf_counter())
-    return statistics.median(after - before for before, after in zip(ends_s, ends_s[1:], strict=False)) * 1e3
+    return statistics.median(after - before for before, after in pairwise(ends_s)) * 1e3
 
 
 def make_update(options: Options) -> Callable[[Any], None]:

@@ -53,11 +53,13 @@ def measure_serial(report: Report, peer: Peer | None) -> None:
 
 def measure_boundary(report: Report, peer: Peer | None, kind: str) -> None:
     ticks: list[float] = []
+    fresh: list[float] = []
     step = make_step(kind, report.options.device)
 
     def ours() -> float:
-        run = boundary_ms(report.options, step)
+        run, lag_rows = boundary_ms(report.options, step)
         ticks.extend(run[-STEADY_TICKS:])
+        fresh.append(sum(lag == 0 for lag in lag_rows[-STEADY_TICKS:]) / STEADY_TICKS)
         return steady(run)
 
     sides: dict[str, Callable[[], float]] = {OURS: ours}
@@ -66,6 +68,7 @@ def measure_boundary(report: Report, peer: Peer | None, kind: str) -> None:
     what = f"boundary, update {kind}"
     report.measure("serial and boundary", what, "ms", sides)
     report.raw[f"{what}, ticks in ms"] = ticks
+    report.add("batches whose window holds all rows written", f"{what}, fresh batches", OURS, "share", fresh)
     mine = report.find(what)
     if mine and report.options.device == "cuda":
         report.expect(f"{what}, median in ms", mine.median, at_most=0.015)
@@ -115,10 +118,13 @@ def serial_ms(options: Options) -> list[float]:
     return spent_ms
 
 
-def boundary_ms(options: Options, step: Callable[[], None]) -> list[float]:
-    """Milliseconds of each boundary call; the collector is a process of its own that writes one slot a tick."""
+def boundary_ms(options: Options, step: Callable[[], None]) -> tuple[list[float], list[int]]:
+    """Milliseconds of each boundary call, and by how many rows its batch lags behind what was written by then.
+
+    The collector is a process of its own that writes one slot a tick.
+    """
     ticks = options.pick(TICKS, STEADY_TICKS)
-    context, spent_ms = multiprocessing.get_context("spawn"), []
+    context, spent_ms, lag_rows = multiprocessing.get_context("spawn"), [], []
     with serve(options, capacity=CAPACITY, slot_rows=SLOT_ROWS, depth=DEPTH) as server:
         go, other = context.Pipe()
         process = context.Process(target=collect_on_demand, args=(server.name, str(server.run_dir), other, options.seed), daemon=True)
@@ -128,17 +134,18 @@ def boundary_ms(options: Options, step: Callable[[], None]) -> list[float]:
         ) as learner:
             go.send(True)
             learner.sample(BATCH_ROWS, min_committed=SLOT_ROWS, timeout=TIMEOUT_S)
-            for _ in range(ticks):
+            for tick in range(ticks):
                 go.send(True)
                 for _ in range(STEPS):
                     step()
                     learner.progress()
                 start_s = time.perf_counter()
-                learner.sample(BATCH_ROWS, timeout=TIMEOUT_S)
+                batch = learner.sample(BATCH_ROWS, timeout=TIMEOUT_S)
                 spent_ms.append((time.perf_counter() - start_s) * 1e3)
+                lag_rows.append((tick + 2) * SLOT_ROWS - batch.window[1])
         go.send(False)
         process.join()
-    return spent_ms
+    return spent_ms, lag_rows
 
 
 def collect_on_demand(name: str, run_dir: str, go: Connection, seed: int) -> None:

@@ -165,9 +165,9 @@ class Report:
         from matplotlib import pyplot
 
         groups = list(dict.fromkeys(series.group for series in self.series))
-        shape = {"figsize": (9, 1 + 0.35 * len(self.series) + 0.8 * len(groups)), "layout": "constrained"}
-        sizes = [sum(series.group == group for series in self.series) for group in groups]
-        figure_, axes = pyplot.subplots(len(groups), 1, squeeze=False, gridspec_kw={"height_ratios": [n + 1 for n in sizes]}, **shape)
+        heights = [1 + sum(series.group == group for series in self.series) for group in groups]
+        size = (9, 1 + 0.35 * sum(heights) + 0.5 * len(groups))
+        figure_, axes = pyplot.subplots(len(groups), 1, squeeze=False, height_ratios=heights, figsize=size, layout="constrained")
         for axis, group in zip(axes[:, 0], groups, strict=True):
             members = [series for series in self.series if series.group == group]
             for place, series in enumerate(members):

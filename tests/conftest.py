@@ -49,9 +49,9 @@ def crash_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def run_dir(crash_dir: Path) -> Iterator[Path]:
-    """As ``crash_dir``, for servers that stop in good order: only their lock files may remain (removing one would let two servers in)."""
+    """As ``crash_dir``, for servers that stop in good order: nothing may be left in it."""
     yield crash_dir
-    left = sorted(path.name for path in crash_dir.iterdir() if path.suffix != ".lock")
+    left = sorted(path.name for path in crash_dir.iterdir())
     assert not left, f"left in the run directory: {', '.join(left)}"
 
 

@@ -25,7 +25,9 @@ from replay_server_protocol.errors import (
 )
 from replay_server_protocol.schema import Field, Schema
 
-from replay_server_client.collector import Collector, CollectorStatistics, LentSlot
+from replay_server_client.collector import Collector
+from replay_server_client.ingress import CollectorStatistics
+from replay_server_client.slot_writer import LentSlot
 
 if TYPE_CHECKING:
     from replay_server_client.batch import Batch

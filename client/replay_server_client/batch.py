@@ -12,6 +12,7 @@ Views are made once for each batch buffer, so a batch's tensors have the address
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -56,7 +57,7 @@ class BatchBuffer:
         for name in names:
             self.field(name)
         fields = [self.schema[name] for name in names]
-        for before, after in zip(fields, fields[1:], strict=False):
+        for before, after in pairwise(fields):
             if before.dtype != after.dtype:
                 raise InvalidRequest(f"span: {before.name!r} is {before.dtype}, {after.name!r} is {after.dtype}; a span has one dtype")
             if before.end != after.offset:

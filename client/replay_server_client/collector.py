@@ -133,21 +133,23 @@ class Collector:
     def flush(self, timeout: float | None = 5.0) -> int:
         """Publishes what is open, waits until all rows written so far are committed, and returns a seq that covers them.
 
-        Raises ReplayTimeout naming what it waits on. After the server was lost it raises ServerGone once, with the number of rows that
-        were lost; later flushes work on the new ring, whose seqs start anew.
+        Raises ReplayTimeout naming what it waits on. After a loss of the server that cost rows it raises ServerGone once, with their
+        number (``rows_lost``); later flushes work on the new ring, whose seqs start anew.
         """
         ingress = self._usable()
         deadline = Deadline(timeout)
+        if ingress.slots is None:
+            ingress.tell_loss()
         try:
             slots = ingress.slots or ingress.attach(deadline)
             slots.publish()
-            ingress.tell_loss()
             ingress.wait(lambda: slots.unanswered == 0, deadline, "published rows are not committed", "credit")
-            return slots.committed
         except ServerGone:
             ingress.lose()
             ingress.tell_loss()
             raise
+        ingress.tell_loss()
+        return slots.committed
 
     @contextlib.contextmanager
     def slot(self, timeout: float | None = 1.0) -> Iterator[LentSlot]:
@@ -210,6 +212,9 @@ class Collector:
         try:
             if self._ingress.slots is not None and not self._is_lending:
                 self.flush(_CLOSE_WAIT_S)
+        except ServerGone as gone:
+            if gone.details.get("rows_lost"):
+                raise
         finally:
             self._ingress.let_go()
             self._says_bye()

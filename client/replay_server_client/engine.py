@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from replay_server_protocol.errors import ProtocolViolation, ReplayError, ServerClosing, ServerGone
-from replay_server_protocol.messages import Challenge, Explain, Grant, Proof, Proved, Reason, Refused, RingAt, Sample, ServerMessage
+from replay_server_protocol.messages import Challenge, Explain, Grant, Hello, Proof, Proved, Reason, Refused, RingAt, Sample, ServerMessage
 from replay_server_protocol.schema import Schema
 
 from replay_server_client.connection import Connection, error_of
@@ -226,7 +226,7 @@ class Engine:
                 self._reason = message.text
             case Refused() if message.about == Sample.__name__:
                 self._requester(message.sampler).refused(message)
-            case Refused() if message.about in (Proof.__name__, RingAt.__name__):
+            case Refused() if message.about in (Hello.__name__, Proof.__name__):
                 self._refusal = error_of(message)
             case _:
                 self.poster.accept(message)
@@ -270,7 +270,7 @@ class Engine:
                     is_relaxed = _relax_capture_mode()
                 try:
                     self.advance()
-                except Exception as error:  # a thread has nobody to raise to: the next call raises it
+                except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to: the next call raises it
                     self._failure = error
                 nap_s = self._nap_s()
             self._sleep(nap_s, self._wake_read)

@@ -69,7 +69,7 @@ class Ingress:
         self._hello = hello
         self._segment: SegmentLent | None = None
         self._reason: Reason | None = None
-        self._untold_loss: int | None = None  # rows lost that no flush has told of; None without a loss
+        self._untold_loss = 0  # rows lost that no flush has told of
 
     def attach(self, deadline: Deadline) -> LentSlots:
         """Opens a session and maps its slots. Starts over if the server dies meanwhile, until the deadline.
@@ -106,9 +106,7 @@ class Ingress:
         while (message := self.connection.receive_nowait()) is not None:
             self._accept(message)
 
-    def wait(
-        self, is_done: Callable[[], bool], deadline: Deadline, missing: str, what: Literal["ring", "credit"] | None = None
-    ) -> None:
+    def wait(self, is_done: Callable[[], bool], deadline: Deadline, missing: str, what: Literal["ring", "credit"] | None = None) -> None:
         """Until ``is_done``. Before it really waits, the open slot is published: somebody may be waiting for its rows.
 
         Raises ReplayTimeout with ``missing``, the time, and the server's own reason for ``what``; ServerGone at once on its death.
@@ -149,18 +147,18 @@ class Ingress:
             rows = slots.close()
             self.counts.rows_lost += rows
             self._hello.rows_lost += rows
-            self._untold_loss = rows + (self._untold_loss or 0)
+            self._untold_loss += rows
             self.chains.cut_all()
             self.mail.forget()
         self.connection.say_bye()
 
     def tell_loss(self) -> None:
-        """Raises ServerGone once after a loss, with the number of rows that went with the server."""
-        rows, self._untold_loss = self._untold_loss, None
-        if rows is not None:
+        """Raises ServerGone once after a loss that cost rows, with their number."""
+        rows, self._untold_loss = self._untold_loss, 0
+        if rows:
             raise ServerGone(
-                f"server {self.connection.endpoints.name!r} was lost, and {rows} rows that it had not committed with it; seqs of before "
-                "belong to its old ring, rows written since are flushed by the next flush()",
+                f"server {self.connection.endpoints.name!r} was lost, and with it {rows} rows that it had not committed; seqs from before "
+                "belong to its old ring, the next flush() is about rows written since",
                 rows_lost=rows,
             )
 

@@ -208,7 +208,7 @@ class MailPoster:
             self._fill(message)
         elif isinstance(message, Done):
             self._version = message.result
-        elif message.about in ("mailpost", "mailwritten"):
+        elif message.about in (MailPost.__name__, MailWritten.__name__):
             self._refusal = error_of(message)
         else:
             return False

@@ -93,10 +93,7 @@ def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) 
     if at.ring_rows * schema.stride > at.proof_offset or at.proof_offset + PROOF_BYTES > at.alloc_bytes or not at.ring_rows:
         raise ProtocolViolation(f"a ring of {at.ring_rows:,} rows of {schema.stride} bytes does not fit in {at.alloc_bytes:,} bytes")
     chosen = _place(at, device)
-    if at.storage == "cuda":
-        mapping = _map_cuda(at, schema.stride, chosen, server_pid)
-    else:
-        mapping = HostMapping(at, schema.stride)
+    mapping = _map_cuda(at, schema.stride, chosen, server_pid) if at.storage == "cuda" else HostMapping(at, schema.stride)
     stream = torch.cuda.Stream(chosen, priority=-1) if chosen.type == "cuda" else None
     return Ring(at, schema, mapping, chosen, stream)
 

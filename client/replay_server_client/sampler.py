@@ -287,6 +287,7 @@ class Sampler:
         self._engine.connection.send(Release(grant.session, grant.generation, grant.lease, is_used))
 
     def _cancel(self, place: Place) -> None:
+        self._is_waited_for = False  # or it would be asked for again at once
         if place.state is BufferState.REQUESTED:
             place.happen(BufferEvent.FORGET)
             connection = self._engine.connection

@@ -29,13 +29,12 @@ class Codec(Generic[M]):
     def __init__(self, messages: UnionType) -> None:
         self._classes: tuple[type[M], ...] = get_args(messages)
         self._checks = [_checks_of(cls) for cls in self._classes]
-        self._getters: dict[type[Any], tuple[int, Callable[[Any], tuple[Any, ...]]]] = {
-            cls: (code, attrgetter(*(f.name for f in fields(cls)))) for code, cls in enumerate(self._classes)
-        }
+        self._codes: dict[type[Any], int] = {cls: code for code, cls in enumerate(self._classes)}
+        self._getters: list[Callable[[Any], tuple[Any, ...]]] = [attrgetter(*(f.name for f in fields(cls))) for cls in self._classes]
 
     def encode(self, message: M) -> bytes:
-        code, values = self._getters[type(message)]
-        packed: bytes = msgpack.packb((code, *values(message)))
+        code: int = self._codes[type(message)]
+        packed: bytes = msgpack.packb((code, *self._getters[code](message)))
         return packed
 
     def decode(self, packed: bytes) -> M:

@@ -242,7 +242,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request can't be met. ``about`` names the message; ``sampler`` and ``number`` the request, where it has them."""
+    """A request can't be met. ``about`` is the class name of the refused message; ``sampler`` and ``number`` the request, where it has them."""
 
     session: Count
     generation: Token

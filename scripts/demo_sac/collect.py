@@ -22,7 +22,8 @@ def collect(plan: Plan, ordinal: int, link: Connection) -> None:
     """
     seed = 1_000 * plan.seed + ordinal
     rng = np.random.default_rng(seed)
-    envs = RescaleAction(gymnasium.make_vec(plan.environment, num_envs=plan.lanes), -1.0, 1.0)
+    unit = np.ones(1, np.float32)
+    envs = RescaleAction(gymnasium.make_vec(plan.environment, num_envs=plan.lanes), -unit, unit)
     schema = Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
     connected = Collector.connect(schema=schema, lanes=plan.lanes, name=f"collector-{ordinal}", timeout=plan.patience_s)
     with contextlib.closing(envs), connected as collector:
@@ -42,9 +43,9 @@ def collect(plan: Plan, ordinal: int, link: Connection) -> None:
             returns += np.where(only_resets, 0.0, reward)
             only_resets = terminated | truncated
             if only_resets.any():
-                link.send(Episodes(ordinal, rows, tuple(returns[only_resets].tolist())))
+                link.send(Episodes(rows * plan.collectors, tuple(returns[only_resets].tolist())))
                 returns[only_resets] = 0.0
             obs = next_obs
         collector.flush(timeout=plan.patience_s)
-        link.send(Finished())
+        link.send(Finished(rows=rows))
         link.recv()

@@ -28,7 +28,7 @@ class Crew:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._processes: dict[Connection, SpawnProcess] = {}
-        self._finished: set[Connection] = set()
+        self._finished: dict[Connection, Finished] = {}
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
@@ -47,17 +47,22 @@ class Crew:
     def has_finished(self) -> bool:
         return len(self._finished) == len(self._processes)
 
+    @property
+    def finished(self) -> tuple[Finished, ...]:
+        """What those who have finished say of their work."""
+        return tuple(self._finished.values())
+
     def reports(self, timeout_s: float) -> Iterator[Episodes]:
         """The episodes that are reported within ``timeout_s``, as they come. Raises CrewError when a process ended too early."""
         end = time.monotonic() + timeout_s
         while not self.has_finished and (left := end - time.monotonic()) > 0:
-            for link in cast("list[Connection]", wait(self._processes.keys() - self._finished, left)):
+            for link in cast("list[Connection]", wait(self._processes.keys() - self._finished.keys(), left)):
                 try:
                     report = link.recv()
                 except (EOFError, ConnectionError):
                     raise self._ended(link) from None
                 if isinstance(report, Finished):
-                    self._finished.add(link)
+                    self._finished[link] = report
                 else:
                     yield report
 
@@ -79,7 +84,7 @@ class Crew:
                 process.kill()
                 process.join()
             link.close()
-        self._processes, self._finished = {}, set()
+        self._processes = {}
 
     def _start(self, name: str, target: object, args: tuple[object, ...]) -> None:
         context = multiprocessing.get_context("spawn")

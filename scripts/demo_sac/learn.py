@@ -26,7 +26,7 @@ def learn(plan: Plan, link: Connection) -> None:
             agent.update(batch.fields)
             if update % plan.post_every == 0:
                 learner.post("policy", agent.policy_arrays())
-        link.send(Finished())
+        link.send(Finished(updates=plan.updates))
         link.recv()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from record import EPISODES_MEANT, Record
@@ -26,13 +25,12 @@ def draw(record: Record, title: str, target: float, path: Path) -> None:
 
 
 def draw_curve(axes: Axes, record: Record, target: float) -> None:
-    steps, returns = np.array(record.steps_at), np.array(record.returns)
-    axes.plot(steps, returns, ".", color=GREY, alpha=0.6, label="episode")
-    if len(returns) >= EPISODES_MEANT:
-        means = np.convolve(returns, np.full(EPISODES_MEANT, 1 / EPISODES_MEANT), "valid")
-        axes.plot(steps[EPISODES_MEANT - 1 :], means, color=BLUE, linewidth=2, label=f"mean of the last {EPISODES_MEANT}")
+    axes.plot(record.steps_at, record.returns, ".", color=GREY, alpha=0.6, label="episode")
+    by_step = dict(record.curve)  # lanes end their episodes together: the last mean of each step
+    axes.plot(list(by_step), list(by_step.values()), ".-", color=BLUE, linewidth=2, label=f"mean of the last {EPISODES_MEANT}")
     axes.axhline(target, color=ORANGE, linestyle="--", linewidth=1, label=f"target {target:g}")
     axes.set(title="Return", xlabel="environment steps", ylabel="undiscounted return of an episode")
+    axes.spines["right"].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reports import Episodes
+from reports import Episodes, Finished
 
 EPISODES_MEANT = 20
 
@@ -32,24 +33,28 @@ class Record:
 
     moments: list[Moment] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)  # in the order in which episodes ended
-    steps_at: list[int] = field(default_factory=list)  # environment steps of all collectors when each of them ended
+    steps_at: list[int] = field(default_factory=list)  # the environment step at which each of them ended
+    curve: list[tuple[int, float]] = field(default_factory=list)  # environment step, mean return of the last episodes
     last_report: Report = field(default_factory=dict)
-    _rows: dict[int, int] = field(default_factory=dict)
+    rows_written: int | None = None  # by the collectors' own count, once all have finished
+    updates: int = 0
 
     def add(self, episodes: Episodes) -> None:
-        self._rows[episodes.collector] = episodes.rows
         self.returns += episodes.returns
-        self.steps_at += [sum(self._rows.values())] * len(episodes.returns)
+        self.steps_at += [episodes.steps] * len(episodes.returns)
+        if len(self.returns) >= EPISODES_MEANT:
+            self.curve.append((episodes.steps, self.final_return))
 
     def look(self, report: Report, time_s: float) -> None:
         ring, rates = report["ring"], report["rates"]
         ratio = report["flow"]["samples_per_insert"]
         self.last_report = report
+        self.updates = max(self.updates, sum(learner["batches"] for learner in report["learners"]))
         self.moments.append(
             Moment(
                 time_s=time_s,
                 env_steps=report["counters"]["rows_committed"],
-                updates=max(self.updates, sum(learner["batches"] for learner in report["learners"])),
+                updates=self.updates,
                 ring_fill=ring["size_rows"] / ring["capacity_rows"] if ring else 0.0,
                 samples_per_insert=float("nan") if ratio is None else ratio,
                 rows_per_s=rates["rows_per_s"],
@@ -57,13 +62,14 @@ class Record:
             )
         )
 
+    def finish(self, finished: Sequence[Finished], is_whole: bool) -> None:
+        """Takes the exact counts of those who have finished: the report also counts batches made ready ahead."""
+        self.updates = sum(part.updates for part in finished) or self.updates
+        self.rows_written = sum(part.rows for part in finished) if is_whole else None
+
     @property
     def env_steps(self) -> int:
         return self.moments[-1].env_steps if self.moments else 0
-
-    @property
-    def updates(self) -> int:
-        return self.moments[-1].updates if self.moments else 0
 
     @property
     def first_return(self) -> float:
@@ -79,13 +85,17 @@ class Record:
         """The run in one line."""
         now = self.moments[-1]
         return (
-            f"{now.time_s:6.1f} s  {now.env_steps:>7,} env steps  {now.updates:>7,} updates  return {self.final_return:8.1f}  "
-            f"ring {now.ring_fill:4.0%}  {now.samples_per_insert:6.1f} samples/insert  {now.rows_per_s:5,.0f} rows/s"
+            f"{now.time_s:6.1f} s  {now.env_steps:>7,} env steps  {now.updates:>7,} updates  return {shown(self.final_return):>8}  "
+            f"ring {now.ring_fill:4.0%}  {shown(now.samples_per_insert):>6} samples/insert  {now.rows_per_s:5,.0f} rows/s"
         )
 
 
 def mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
+
+
+def shown(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "-"
 
 
 def rows_balance(report: Report) -> dict[str, int]:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """Episodes that ended at one step of a collector, and how many rows it has written by then."""
+    """Episodes that ended at one step of a collector, ``steps`` environment steps into the run (collectors keep pace)."""
 
-    collector: int
-    rows: int
+    steps: int
     returns: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A process's work is done and committed. It stays attached until it is answered, so that the last status report shows it."""
+
+    rows: int = 0  # written, by a collector
+    updates: int = 0  # made, by the learner

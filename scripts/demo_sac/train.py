@@ -3,7 +3,6 @@
 Exit code 0 when the mean return of the last 20 episodes is above the target and every row is accounted for, 1 otherwise,
 130 after Ctrl-C.
 """
-# ruff: noqa: T201
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def main() -> int:
     try:
         train(plan, record)
     except KeyboardInterrupt:
-        print("\ninterrupted: the server and every process have ended", file=sys.stderr)
+        print("\ninterrupted: the server and all processes have ended", file=sys.stderr)
         return 130
     except (CrewError, ReplayError) as error:
         print(f"\n{error}", file=sys.stderr)
@@ -65,6 +64,7 @@ def train(plan: Plan, record: Record) -> None:
             record.look(server.status(), time.monotonic() - started)
             line.show(record.progress())
         in_time = crew.has_finished
+        record.finish(crew.finished, is_whole=in_time)
         crew.dismiss()
     line.end()
     if not in_time:
@@ -76,7 +76,7 @@ def conclude(plan: Plan, record: Record, output: Path, as_json: bool) -> int:
     from picture import draw  # matplotlib takes a second to import: not before the work starts
 
     balance = rows_balance(record.last_report)
-    conserved = is_conserved(balance)
+    conserved = is_conserved(balance) and record.rows_written in (None, balance["published"])
     reached = record.final_return > TARGET_RETURN
     output.mkdir(parents=True, exist_ok=True)
     work = f"{record.env_steps:,} environment steps, {record.updates:,} updates of {plan.batch_rows} rows"

@@ -9,10 +9,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import replay_server
 import replay_server_client
 import replay_server_protocol
 from replay_server_client import Collector, Learner, Schema
+
+import replay_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMAND = Path(sys.executable).with_name("replay-server")

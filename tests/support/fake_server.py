@@ -29,9 +29,9 @@ from replay_server_protocol.messages import (
     MailLent,
     MailNews,
     MailPost,
-    Mapped,
     MailSlot,
     MailWritten,
+    Mapped,
     Publish,
     Reason,
     Refused,
@@ -80,6 +80,7 @@ class FakeServer:
     _schema: Schema | None = None
     _segment: Segment | None = None
     _slot_bytes: int = 0
+    _segments: list[Segment] = field(default_factory=list)
     _mail: dict[str, tuple[int, Segment, dict[str, object]]] = field(default_factory=dict)
     _posting: tuple[MailPost, Segment] | None = None
     _commands: queue.SimpleQueue[Callable[[], None] | None] = field(default_factory=queue.SimpleQueue)
@@ -96,15 +97,20 @@ class FakeServer:
         self._commands.put(None)
         assert self._thread is not None
         self._thread.join(_WITHIN_S)
-        for segment in [self._segment, *(mail[1] for mail in self._mail.values())]:
-            if segment is not None:
-                segment.unlink()
-                segment.close()
+        Endpoints.resolve(self.name, self.run_dir).control_path.unlink(missing_ok=True)
+        for segment in self._segments:
+            segment.unlink()
+            segment.close()
 
     def do(self, action: Callable[[], None]) -> None:
         """Runs ``action`` in the server's thread, after all messages that have arrived, and waits for it."""
         done = threading.Event()
-        self._commands.put(lambda: (action(), done.set())[1])
+
+        def act() -> None:
+            action()
+            done.set()
+
+        self._commands.put(act)
         assert done.wait(_WITHIN_S)
 
     def settle(self) -> None:
@@ -113,6 +119,10 @@ class FakeServer:
     def credit(self) -> None:
         """Returns every credit held back."""
         self.do(self._credit)
+
+    def hold_no_more(self) -> None:
+        self.holds_credits = False
+        self.credit()
 
     def close_in_good_order(self) -> None:
         self.do(lambda: self._answer(Closing(self.session, self.generation, 10**9)))
@@ -129,9 +139,13 @@ class FakeServer:
 
     def mail(self, name: str, manifest: dict[str, object], packed: npt.NDArray[np.uint8]) -> None:
         """Makes a new version of a mailbox and tells the client."""
-        segment = Segment.create(segment_name("fake", secrets.token_hex(4)), len(packed))
+        segment = self._create(len(packed))
         segment.bytes[:] = packed
-        self.do(lambda: self._post(name, segment, manifest))
+
+        def post() -> None:
+            self._post(name, segment, manifest)
+
+        self.do(post)
 
     def of(self, kind: type[ClientMessage]) -> list[ClientMessage]:
         self.settle()
@@ -148,7 +162,11 @@ class FakeServer:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(Endpoints.resolve(self.name, self.run_dir).control)
-            self._answer = lambda message: socket.send_multipart((self._identity, server_codec.encode(message)))
+
+            def answer(message: ServerMessage) -> None:
+                socket.send_multipart((self._identity, server_codec.encode(message)))
+
+            self._answer = answer
             while True:
                 while socket.poll(_POLL_MS):
                     identity, packed = socket.recv_multipart()
@@ -186,7 +204,7 @@ class FakeServer:
                 else:
                     self._answer(MailLent(self.session, self.generation, message.name, version, segment.name, segment.n_bytes, manifest))
             case MailPost():
-                segment = Segment.create(segment_name("fake", secrets.token_hex(4)), message.n_bytes)
+                segment = self._create(message.n_bytes)
                 self._posting = message, segment
                 self._answer(MailSlot(self.session, self.generation, message.number, segment.name, segment.n_bytes))
             case MailWritten():
@@ -212,10 +230,8 @@ class FakeServer:
             self._lend(Schema.from_wire(hello.schema))
 
     def _lend(self, schema: Schema) -> None:
-        if self._segment is not None:
-            self._segment.close()
         self._schema, self._slot_bytes = schema, align(self.slot_rows * schema.stride)
-        self._segment = Segment.create(segment_name("fake", secrets.token_hex(4)), self.depth * self._slot_bytes)
+        self._segment = self._create(self.depth * self._slot_bytes)
         self._answer(
             SegmentLent(
                 self.session,
@@ -237,7 +253,8 @@ class FakeServer:
             return
         newest = max((t.message.number for t in self.taken if t.message.session == self.session), default=0)
         if message.number == newest + 1:
-            assert self._segment is not None and self._schema is not None
+            assert self._segment is not None
+            assert self._schema is not None
             start, n_bytes = message.slot * self._slot_bytes, message.rows * self._schema.stride
             rows = self._segment.bytes[start : start + n_bytes].reshape(message.rows, self._schema.stride).copy()
             self.taken.append(Taken(message, rows))
@@ -250,11 +267,12 @@ class FakeServer:
             self.committed = sum(message.rows for message in of_session)
             self._answer(Credit(self.session, self.generation, of_session[-1].number, self.committed))
 
+    def _create(self, n_bytes: int) -> Segment:
+        self._segments.append(Segment.create(segment_name("fake", secrets.token_hex(4)), n_bytes))
+        return self._segments[-1]
+
     def _post(self, name: str, segment: Segment, manifest: dict[str, object]) -> int:
-        version, before, _ = self._mail.get(name, (0, None, {}))
-        if before is not None:
-            before.unlink()
-            before.close()
+        version, _, _ = self._mail.get(name, (0, None, {}))
         self._mail[name] = version + 1, segment, manifest
         self._answer(MailNews(self.session, self.generation, name, version + 1))
         return version + 1

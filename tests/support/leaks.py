@@ -21,7 +21,11 @@ class LeftBehind(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """A snapshot; each entry is readable by itself, so that a difference is a message."""
+    """A snapshot; each entry is readable by itself, so that a difference is a message.
+
+    Other test runs may share the machine: a new segment that only processes of theirs map, or that is gone by the time it is looked at,
+    is not held by this one.
+    """
 
     descriptors: frozenset[str]
     segments: frozenset[str]
@@ -35,7 +39,7 @@ class Holdings:
         return cls(frozenset(_descriptors()), frozenset(_segments()), frozenset(_threads()), frozenset(_children()))
 
     def since(self, before: Holdings) -> list[str]:
-        """What is held now and wasn't then. A segment that only a stranger's process maps belongs to another test run."""
+        """What is held now and wasn't then."""
         segments = {name for name in self.segments - before.segments if not _is_a_strangers(name)}
         return [
             *(f"descriptor {entry}" for entry in sorted(self.descriptors - before.descriptors)),
@@ -82,9 +86,11 @@ def _children() -> Iterator[str]:
 
 
 def _is_a_strangers(segment: str) -> bool:
-    path = str(segment_dir() / segment)
-    users = {pid for pid in _pids() if path in _maps(pid)}
-    return bool(users) and not any(_is_ours(pid) for pid in users)
+    path = segment_dir() / segment
+    users = {pid for pid in _pids() if str(path) in _maps(pid)}
+    if any(_is_ours(pid) for pid in users):
+        return False
+    return bool(users) or not path.exists()
 
 
 def _is_ours(pid: int) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import secrets
 import subprocess
@@ -136,7 +137,7 @@ def test_failed_mapping_leaves_no_name_and_no_descriptor(run_id: str, monkeypatc
     def fail(fd: int, n_bytes: int) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(segment_module.mmap, "mmap", fail)
+    monkeypatch.setattr(mmap, "mmap", fail)
     with pytest.raises(BudgetExceeded):
         Segment.create(segment_name(run_id, "c1"), PAGE_BYTES)
     assert not (segment_dir() / segment_name(run_id, "c1")).exists()

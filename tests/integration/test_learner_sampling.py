@@ -1,0 +1,180 @@
+"""A learner and a collector at a real server on the CPU ring: what is written is what is sampled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from replay_server_client import AttachRefused, Collector, InvalidRequest, Learner, ReplayTimeout, Schema, SchemaMismatch, ServerGone
+from support.servers import ServerProcess
+
+SCHEMA = Schema.of(obs=("float32", 4), action=("float32", 2), reward="float32", stamp="int64", done="bool")
+
+
+@pytest.fixture
+def collector(server: ServerProcess) -> Iterator[Collector]:
+    with Collector.connect(server.name, schema=SCHEMA, lanes=2, run_dir=server.run_dir) as collector:
+        yield collector
+
+
+@pytest.fixture
+def learner(server: ServerProcess) -> Iterator[Learner]:
+    with Learner.connect(server.name, run_dir=server.run_dir, seed=3) as learner:
+        yield learner
+
+
+def rows(first: int, n: int) -> dict[str, np.ndarray]:
+    """Rows whose every field is a function of ``stamp``."""
+    stamp = np.arange(first, first + n)
+    return {
+        "obs": np.repeat(stamp[:, None], 4, 1).astype(np.float32),
+        "action": -np.repeat(stamp[:, None], 2, 1).astype(np.float32),
+        "reward": stamp.astype(np.float32) / 2,
+        "stamp": stamp,
+        "done": stamp % 3 == 0,
+    }
+
+
+def test_sampled_rows_are_the_written_ones(collector: Collector, learner: Learner) -> None:
+    collector.write(rows(0, 500))
+    committed = collector.flush()
+    batch = learner.sample(256, min_committed=committed)
+    assert torch.equal(batch["stamp"], batch.seqs)
+    assert torch.equal(batch["obs"], batch.seqs[:, None].expand(-1, 4).float())
+    assert torch.equal(batch.span("obs", "action", "reward")[:, 4:6], batch["action"])
+    assert torch.equal(batch["done"], batch.seqs % 3 == 0)
+    assert batch.window == (0, 500)
+    assert learner.capacity == 1000
+    assert learner.schema is not None
+    assert not SCHEMA.differences(learner.schema)
+
+
+def test_rows_are_whole_while_the_ring_wraps_under_the_learner(collector: Collector, learner: Learner) -> None:
+    written = 0
+    for _ in range(300):
+        collector.write(rows(written, 64))
+        written += 64
+        batch = learner.sample(128)
+        tail, committed = batch.window
+        assert torch.equal(batch["stamp"], batch.seqs)
+        assert torch.equal(batch["obs"][:, 3], batch.seqs.float())
+        assert tail <= int(batch.seqs.min()) <= int(batch.seqs.max()) < committed <= written
+        assert committed - tail <= 1000
+    assert written > 10 * 1000
+    assert learner.statistics().batches == 300
+    assert learner.statistics().late == 0
+
+
+def test_lock_step_sees_each_flush(collector: Collector, learner: Learner) -> None:
+    for step in range(20):
+        collector.write(rows(step * 10, 10))
+        committed = collector.flush()
+        assert learner.sample(4, min_committed=committed, max_age_rows=10).window == (step * 10, step * 10 + 10)
+
+
+def test_background_thread_makes_the_next_batch_ready(collector: Collector, learner: Learner) -> None:
+    collector.write(rows(0, 100))
+    collector.flush()
+    learner.sample(32)
+    waited_s = learner.statistics().waited_s
+    for _ in range(20):
+        end = time.monotonic() + 5
+        while not _is_ready(learner) and time.monotonic() < end:
+            time.sleep(0.001)  # the thread runs meanwhile; bounded by the line above
+        learner.sample(32)
+    assert learner.statistics().waited_s == waited_s
+
+
+def test_progress_hands_driving_to_the_caller(collector: Collector, learner: Learner) -> None:
+    collector.write(rows(0, 100))
+    collector.flush()
+    learner.sample(32)
+    waited_s = learner.statistics().waited_s
+    for _ in range(20):
+        end = time.monotonic() + 5
+        while not _is_ready(learner) and time.monotonic() < end:
+            learner.progress()
+        learner.sample(32)
+    assert learner.statistics().waited_s == waited_s
+
+
+def test_equal_names_and_seeds_sample_equal_rows(collector: Collector, server: ServerProcess) -> None:
+    collector.write(rows(0, 500))
+    committed = collector.flush()
+    drawn = []
+    for name, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2)):
+        with Learner.connect(server.name, run_dir=server.run_dir, name=name, seed=seed) as learner:
+            drawn.append(learner.sample(64, min_committed=committed).seqs.clone())
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[3])
+
+
+def test_connect_returns_before_there_is_a_ring_and_sample_says_what_is_missing(learner: Learner) -> None:
+    assert learner.capacity is None
+    before = time.monotonic()
+    with pytest.raises(ReplayTimeout) as error:
+        learner.sample(8, timeout=0.5)
+    assert time.monotonic() - before < 0.6
+    assert len(error.value.message) > len("sample(8) waited 0.50 s: ")
+
+
+def test_learner_waits_for_learning_starts(start_server: object, learner: Learner, collector: Collector) -> None:
+    collector.write(rows(0, 2))
+    collector.flush()
+    learner.wait_ready(5.0)
+    assert learner.statistics().batches == 0
+    assert learner.sample(1).window == (0, 2)
+
+
+def test_batch_of_more_rows_than_fit_is_refused_with_both_numbers(collector: Collector, learner: Learner) -> None:
+    learner.wait_ready(0) if False else collector.flush()
+    with pytest.raises(InvalidRequest, match=r"n=1,001 .* 1,000 rows"):
+        learner.sample(1001)
+
+
+def test_learner_that_expects_another_schema_is_refused_by_field(collector: Collector, server: ServerProcess) -> None:
+    expected = Schema.of(obs=("float32", 5))
+    with pytest.raises(SchemaMismatch, match="obs"):
+        with Learner.connect(server.name, run_dir=server.run_dir, schema=expected) as learner:
+            learner.sample(1)
+
+
+def test_posted_arrays_reach_the_collector(collector: Collector, learner: Learner) -> None:
+    collector.flush()
+    assert learner.post("policy", {"w": torch.arange(6.0).view(2, 3), "b": np.ones(2, np.float32)}) == 1
+    assert learner.post("policy", {"w": torch.zeros(2, 3), "b": np.ones(2, np.float32)}) == 2
+    latest = collector.latest("policy")
+    assert latest is not None
+    version, arrays = latest
+    assert version == 2
+    assert np.array_equal(arrays["w"], np.zeros((2, 3)))
+
+
+def test_moments_of_the_reward_are_the_servers(collector: Collector, learner: Learner) -> None:
+    collector.write(rows(0, 100))
+    collector.flush()
+    with pytest.raises(InvalidRequest, match="serve with --moments obs"):
+        learner.moments("obs")
+
+
+def test_unknown_server_is_named_within_the_timeout(server: ServerProcess) -> None:
+    before = time.monotonic()
+    with pytest.raises(ServerGone, match="nobody"):
+        Learner.connect("nobody", run_dir=server.run_dir, timeout=0.3)
+    assert time.monotonic() - before < 0.6
+
+
+def test_learner_of_another_run_is_refused(server: ServerProcess) -> None:
+    with pytest.raises(AttachRefused):
+        Learner.connect(server.name, run_dir=server.run_dir, run_id="another")
+
+
+def _is_ready(learner: Learner) -> bool:
+    """Looks at the turn's batch without asking for it: a call would wait for it."""
+    sampler = next(iter(learner._by_request.values()))
+    place = sampler._places[sampler._turn]
+    return place.state.value == "ready"
