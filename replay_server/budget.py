@@ -8,10 +8,10 @@ from pathlib import Path
 
 from replay_server_protocol.errors import BudgetExceeded, InvalidRequest
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.segment import align, segment_dir
+from replay_server_protocol.segment import PAGE_BYTES, align, segment_dir
 
 from replay_server.config import ServerConfig, Size, default_headroom, slot_rows_for
-from replay_server.storage import RingLayout
+from replay_server.storage import PROOF_BYTES, PROOF_CELLS, RingLayout
 
 DEVICE_RESERVE_BYTES = 512 << 20
 """Left free on a GPU: contexts, the learner's own allocator's slack."""
@@ -83,8 +83,9 @@ class MemoryPlan:
     def _check_ring(self, usable_bytes: int, where: str, remedy: str) -> None:
         if self.ring_bytes <= usable_bytes:
             return
-        row_total = self.ring_bytes / self.layout.ring_rows
-        fits = max(0, int(usable_bytes / row_total) - self.headroom)
+        row_total = self.layout.stride + 8 * sum(offset is not None for offset in (self.layout.link, self.layout.priority))
+        beside_rows = PROOF_CELLS * PROOF_BYTES + 2 * PAGE_BYTES  # the proof cells and what alignment may take
+        fits = max(0, (usable_bytes - beside_rows) // row_total - self.headroom)
         raise BudgetExceeded(
             f"a ring of {self.capacity:,} + {self.headroom:,} rows needs {self.ring_bytes:,} bytes, {max(0, usable_bytes):,} of {where} can be "
             f"used; a --capacity of {fits:,} would fit, or: {remedy}",

@@ -56,9 +56,10 @@ class Latency:
 
 
 class Rates:
-    """Rates over the last seconds, from sums noted now and then."""
+    """Rates over the last seconds, from ``kinds`` sums noted now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: int = 2) -> None:
+        self._kinds = kinds
         self._noted: deque[tuple[float, tuple[int, ...]]] = deque()
 
     def note(self, now_s: float, *sums: int) -> None:
@@ -67,6 +68,9 @@ class Rates:
             self._noted.popleft()
 
     def per_second(self) -> tuple[float, ...]:
+        """One rate a sum; zeros before the first note."""
+        if not self._noted:
+            return (0.0,) * self._kinds
         (first_s, first), (last_s, last) = self._noted[0], self._noted[-1]
         span_s = max(last_s - first_s, 1e-9)
         return tuple((b - a) / span_s if last_s > first_s else 0.0 for a, b in zip(first, last, strict=True))
@@ -85,9 +89,9 @@ class Tally:
         if self.field.elements > 1 or len(packed) != struct.calcsize(_SCALAR):
             Moments.unpack(packed, self.field.elements)
             return
-        count, mean, squares, _, _ = struct.unpack(_SCALAR, packed)
-        if count and not (math.isfinite(mean) and 0 <= squares < math.inf):
-            raise ProtocolViolation(f"moments of {self.field.name!r} must be finite")
+        count, mean, squares, low, high = struct.unpack(_SCALAR, packed)
+        if count and not (math.isfinite(mean) and 0 <= squares < math.inf and -math.inf < low <= high < math.inf):
+            raise ProtocolViolation(f"moments of {self.field.name!r} must be finite, with squares >= 0 and low <= high")
 
     def merge(self, packed: bytes) -> None:
         """Adds packed moments that passed ``check``; the formula is that of ``Moments.merge``."""
@@ -108,9 +112,14 @@ class Tally:
         if self.field.elements > 1:
             m = self.moments
             values = (m.mean, m.std, m.low, m.high)
-            mean, std, low, high = ([float(x) for x in part] if m.count else None for part in values)
+            mean, std, low, high = ([_number(x) for x in part] if m.count else None for part in values)
             return {"count": m.count, "mean": mean, "std": std, "min": low, "max": high}
         if not self._count:
             return {"count": 0, "mean": None, "std": None, "min": None, "max": None}
-        std_of = float((self._squares / self._count) ** 0.5)
+        std_of = _number((self._squares / self._count) ** 0.5)
         return {"count": self._count, "mean": self._mean, "std": std_of, "min": self._low, "max": self._high}
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity: a spread beyond float64 is null."""
+    return float(value) if math.isfinite(value) else None

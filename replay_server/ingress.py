@@ -190,6 +190,7 @@ class Ingress:
     def _links(self, collector: CollectorSession, message: Publish, span: Span) -> list[Write]:
         """The span's links, then those of the collector's previous span that lead into it: after the rows, before the event."""
         if not span.rows:
+            collector.previous = None  # its rows were rejected: no chain leads over them
             return []
         ring = self.ring
         linked, first_offset = link_span(span.first_seq, span.rows, collector.hello.lanes, message.lanes, ring.ring_rows)

@@ -49,7 +49,8 @@ class Mailboxes:
 
     def post(self, session: int, message: MailPost) -> Segment:
         """Makes the segment for a new version. Raises BudgetExceeded or InvalidRequest."""
-        if message.name not in self._newest and len(self._newest) >= _MOST_MAILBOXES:
+        names = {*self._newest, *(version.mailbox for version in self._posting.values())}
+        if message.name not in names and len(names) >= _MOST_MAILBOXES:
             raise InvalidRequest(f"mailbox {message.name!r}: there are {_MOST_MAILBOXES} mailboxes already, which is the limit")
         if sum(owner == session for owner, _ in self._posting) >= _MOST_POSTS:
             raise InvalidRequest(f"mailbox {message.name!r}: {_MOST_POSTS} posts of this learner are unfinished")

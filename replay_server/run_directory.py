@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -104,8 +105,9 @@ def _lock(endpoints: Endpoints) -> int:
             raise AlreadyServing(
                 f"server {endpoints.name!r} (pid {holder}) already serves in {endpoints.run_dir}; stop it, or choose another --name"
             ) from None
-        if endpoints.lock_path.exists() and os.path.samestat(os.fstat(fd), os.stat(endpoints.lock_path)):
-            return fd
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(endpoints.lock_path)):
+                return fd
         os.close(fd)  # its last holder removed the file between our open and our lock: take the new one
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -36,10 +37,8 @@ class StatusSocket:
         except zmq.Again:
             return False
         if len(frames) == 2 and frames[1] == b"status":
-            try:
+            with contextlib.suppress(zmq.ZMQError):  # it has gone, or never reads: its loss
                 self.socket.send_multipart((frames[0], json.dumps(report(self._replay)).encode()), zmq.NOBLOCK)
-            except zmq.ZMQError:
-                pass  # it has gone, or never reads: its loss
         self._rest_until_s = time.monotonic() + _SHARE_OF_TIME * (time.monotonic() - now_s)
         return True
 

@@ -26,19 +26,15 @@ def choose_device(config: ServerConfig) -> DeviceChoice:
         return DeviceChoice(config.device)
     from replay_server.cuda_runtime import probe_devices  # the CUDA bindings load only where a GPU is asked for
 
+    ordinal = int(config.device.partition(":")[2] or 0)
     try:
-        devices = probe_devices()
+        (device,) = probe_devices(ordinal)
     except DeviceError as error:
         if config.device != "auto":
             raise
         log.info("no CUDA device: %s; the ring lies in host memory", error)
         return DeviceChoice("cpu")
-    _, _, given = config.device.partition(":")
-    ordinal = int(given or 0)
-    for device in devices:
-        if device.ordinal == ordinal:
-            return DeviceChoice("cuda", device.ordinal, device.uuid, device.name)
-    raise DeviceError(f"--device {config.device}: there are {len(devices)} CUDA devices, cuda:0 to cuda:{len(devices) - 1}")
+    return DeviceChoice("cuda", device.ordinal, device.uuid, device.name)
 
 
 def plan_memory(config: ServerConfig, schema: Schema, lanes: int, device: DeviceChoice) -> MemoryPlan:
@@ -77,7 +73,8 @@ def _has_moments(schema: Schema, name: str) -> bool:
 def free_device_bytes(device: DeviceChoice) -> int:
     from replay_server.cuda_runtime import probe_devices
 
-    return next(found.free_bytes for found in probe_devices() if found.ordinal == device.ordinal)
+    (found,) = probe_devices(device.ordinal)
+    return found.free_bytes
 
 
 def _allocate(replay: Replay, plan: MemoryPlan) -> RingMemory:

@@ -98,8 +98,9 @@ class Collector:
 
         Only rows where ``mask`` (bool[n]) are kept. Where ``final_mask``, the fields of ``final`` (full length) stand in for those of
         ``rows``: an episode's last next observation. Waits for credits for ``timeout`` seconds (default: that of ``connect``) and
-        raises ReplayTimeout, whose ``rows_written`` leading rows are in; the rest may be written again. Raises RowsRejected with
-        nothing written, ServerGone when the server ended and no other came in time.
+        raises ReplayTimeout, whose ``rows_written`` leading rows were taken; the rest may be written again. Raises RowsRejected with
+        nothing written. When the server is lost it attaches to the next one and goes on: what was in flight, also of this call, is counted
+        as lost. Raises ServerGone when no other came in time, ServerClosing when the server stops in good order.
         """
         ingress = self._usable()
         deadline = Deadline(self._timeout if timeout is None else timeout)
@@ -144,9 +145,9 @@ class Collector:
             slots = ingress.slots or ingress.attach(deadline)
             slots.publish()
             ingress.wait(lambda: slots.unanswered == 0, deadline, "published rows are not committed", "credit")
-        except ServerGone:
+        except ServerGone as gone:
             ingress.lose()
-            ingress.tell_loss()
+            ingress.tell_loss(type(gone))
             raise
         ingress.tell_loss()
         return slots.committed

@@ -35,6 +35,7 @@ from replay_server_protocol.process import ProcessIdentity
 from replay_server_client.deadline import Deadline
 
 _HELLO_AGAIN_S = 1.0
+_LOOK_EVERY_S = 0.01
 _LONGEST_SLEEP_S = 0.5
 """Also bounds how late Ctrl-C is noticed where a signal does not interrupt the sleep."""
 
@@ -55,6 +56,7 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._socket_fd: int | None = None
         self._server_pidfd: int | None = None
+        self._look_again_s = 0.0
 
     @property
     def session(self) -> int:
@@ -155,6 +157,7 @@ class Connection:
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         poll.poll(min(timeout_s, _LONGEST_SLEEP_S) * 1000)
+        self._look_again_s = 0.0
 
     def detach(self) -> None:
         """Forgets the session and closes its socket, without a word."""
@@ -227,7 +230,12 @@ class Connection:
             os.close(pidfd)
 
     def _server_has_died(self) -> bool:
-        return self._server_pidfd is not None and bool(select.select([self._server_pidfd], [], [], 0)[0])
+        """Asked after every read, so it looks only now and then, and at once after a sleep."""
+        now_s = time.monotonic()
+        if self._server_pidfd is None or now_s < self._look_again_s:
+            return False
+        self._look_again_s = now_s + _LOOK_EVERY_S
+        return bool(select.select([self._server_pidfd], [], [], 0)[0])
 
     def _is_mine(self, message: ServerMessage) -> bool:
         welcome = self.welcome

@@ -23,19 +23,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
-from replay_server_protocol.errors import ProtocolViolation, ReplayError, ServerClosing, ServerGone
+from replay_server_protocol.errors import ProtocolViolation, ServerClosing, ServerGone
 from replay_server_protocol.messages import Challenge, Explain, Grant, Hello, Proof, Proved, Reason, Refused, RingAt, Sample, ServerMessage
 from replay_server_protocol.schema import Schema
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
 from replay_server_client.mailbox import MailPoster
-from replay_server_client.mapping import PROOF_BYTES, Ring, map_ring
+from replay_server_client.mapping import Ring
+from replay_server_client.proven_ring import ProvenRing
+from replay_server_client.wake import Wake
 
 _IDLE_NAP_S = 0.5
 _SHORT_NAP_S = 0.001
 """Naps up to here only wait for the GPU; longer ones also for messages (poll counts in milliseconds)."""
-_EXPLAIN_S = 0.015
+_EXPLAIN_S = (0.015, 0.25)
+"""Least and most time to wait for a reason; between them a tenth of the wait that it explains."""
+_ABANDON_S = 1.0
 
 
 R = TypeVar("R", bound="Requester")
@@ -63,24 +67,23 @@ class Engine:
 
     def __init__(self, connection: Connection, device: str, expected: Schema | None) -> None:
         self.connection = connection
-        self.ring: Ring | None = None
         self.poster = MailPoster(connection)
         self.attached = 0
         self._pid = os.getpid()
-        self._device = device
-        self._expected = expected
+        self._proven = ProvenRing(connection, device, expected)
         self._requesters: list[Requester] = []
-        self._mapped: Ring | None = None
-        self._refusal: ReplayError | None = None  # the ring can't be mapped: stands until the next attach
         self._failure: Exception | None = None  # met by the background thread, raised once by the next call
         self._reason: str | None = None
         self._turn = threading.Condition(threading.Lock())
         self._is_driven_by_caller = False
         self._is_closed = False
+        self._is_abandoned = False
         self._thread: threading.Thread | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        self._wake = Wake()
+
+    @property
+    def ring(self) -> Ring | None:
+        return self._proven.ring
 
     def attach(self, deadline: Deadline) -> None:
         """Opens a session; waits for a server until the deadline. Called by the caller's thread only, while no other drives."""
@@ -88,7 +91,6 @@ class Engine:
             self._let_go()
         self.connection.attach(deadline)
         self.attached += 1
-        self._refusal = None
 
     def start(self) -> None:
         """Starts the background thread."""
@@ -105,7 +107,7 @@ class Engine:
     def wake(self) -> None:
         """Tells the background thread that the caller changed something. Costs a microsecond; never waits."""
         if self._thread is not None:
-            self._wake_thread()
+            self._wake.ring()
 
     def progress(self) -> None:
         """Advances without waiting. The first call ends the background thread: from then on only the caller drives.
@@ -142,8 +144,8 @@ class Engine:
 
     def proved_ring(self) -> Ring | None:
         """The ring, or None while there is none. Raises why it can't be mapped. To be asked under the lock."""
-        if self._refusal is not None:
-            raise self._refusal
+        if self._proven.refusal is not None:
+            raise self._proven.refusal
         return self.ring
 
     def post(self, name: str, arrays: Mapping[str, object], deadline: Deadline) -> int | None:
@@ -160,15 +162,16 @@ class Engine:
 
         return self.poster.version if self.drive(is_posted, deadline) else None
 
-    def explain(self, sampler: int, number: int) -> str:
-        """What the server says this learner waits for; waits at most 15 ms for the answer."""
+    def explain(self, sampler: int, number: int, waited: Deadline) -> str:
+        """What the server says this learner waits for. Waits for the answer a tenth of the time ``waited``, within _EXPLAIN_S."""
         ring, self._reason = self.ring, None
+        least_s, most_s = _EXPLAIN_S
         with self._turn:
             if not self.connection.is_attached:
                 return "the server is gone"
             session, generation = self.connection.session, self.connection.generation
             self.connection.send(Explain(session, generation, "ring" if ring is None else "sample", sampler, number))
-        self.drive(lambda: self._reason is not None, Deadline(_EXPLAIN_S))
+        self.drive(lambda: self._reason is not None, Deadline(min(max(waited.elapsed_s / 10, least_s), most_s)))
         return self._reason or ("the server has no ring yet" if ring is None else "the server does not say what is missing")
 
     def act(self, action: Callable[[], None]) -> None:
@@ -200,8 +203,17 @@ class Engine:
         with self._turn:
             self._let_go()
             self.connection.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wake.close()
+
+    def abandon(self) -> None:
+        """Closes because nobody holds the learner any more. Garbage is collected in any thread and in the middle of anything: in the
+        background thread, or where this thread holds the lock, closing is left to the background thread."""
+        self._is_abandoned = True
+        if os.getpid() != self._pid or threading.current_thread() is self._thread:
+            return
+        if self._turn.acquire(timeout=_ABANDON_S):
+            self._turn.release()
+            self.close()
 
     def _round(self) -> bool:
         while (message := self.connection.receive_nowait()) is not None:
@@ -217,41 +229,24 @@ class Engine:
             case Grant():
                 self._requester(message.sampler).granted(message)
             case RingAt():
-                self._map(message)
+                self._proven.place(message)
             case Challenge():
-                self._prove(2)
+                self._proven.prove(2)
             case Proved():
-                self.ring = self._mapped
+                self._proven.accept()
             case Reason():
                 self._reason = message.text
             case Refused() if message.about == Sample.__name__:
                 self._requester(message.sampler).refused(message)
             case Refused() if message.about in (Hello.__name__, Proof.__name__):
-                self._refusal = error_of(message)
+                self._proven.refusal = error_of(message)
             case _:
                 self.poster.accept(message)
-
-    def _map(self, at: RingAt) -> None:
-        if self._mapped is None:
-            try:
-                self._mapped = map_ring(at, self._device, self.connection.attached_welcome.pid, self._expected)
-            except ReplayError as error:
-                self._refusal = error
-                return
-        self._prove(1)
-
-    def _prove(self, step: int) -> None:
-        mapped = self._mapped
-        if mapped is not None:
-            pattern = mapped.mapping.read_cell(mapped.at.proof_offset, PROOF_BYTES)
-            self.connection.send(Proof(self.connection.session, self.connection.generation, step, pattern))
 
     def _let_go(self) -> None:
         for requester in self._requesters:
             requester.forget()
-        mapped, self._mapped, self.ring = self._mapped, None, None
-        if mapped is not None:
-            mapped.mapping.close()
+        self._proven.let_go()
 
     def _requester(self, ordinal: int) -> Requester:
         if ordinal >= len(self._requesters):
@@ -260,7 +255,7 @@ class Engine:
 
     def _run(self) -> None:
         is_relaxed = False
-        while True:
+        while self._is_mine() and not self._is_abandoned:
             with self._turn:
                 while self._is_mine() and not self._may_run():
                     self._turn.wait(_IDLE_NAP_S)
@@ -273,14 +268,17 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to: the next call raises it
                     self._failure = error
                 nap_s = self._nap_s()
-            self._sleep(nap_s, self._wake_read)
+            self._sleep(nap_s, self._wake.fd)
+        if self._is_abandoned:
+            self.close()
 
     def _is_mine(self) -> bool:
         return self._thread is threading.current_thread()
 
     def _may_run(self) -> bool:
         """The background thread rests while the caller drives, and until a call has raised a failure or found a server again."""
-        return not self._is_driven_by_caller and self._failure is None and self.connection.is_attached
+        is_resting = self._is_driven_by_caller or self._failure is not None or not self.connection.is_attached
+        return self._is_abandoned or not is_resting
 
     def _nap_s(self) -> float:
         if not self.connection.is_attached:
@@ -293,8 +291,7 @@ class Engine:
             return
         self.connection.sleep(nap_s, also)
         if also:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
+            self._wake.hush()
 
     def _raise_failure(self) -> None:
         if self._is_closed:
@@ -320,12 +317,9 @@ class Engine:
         with self._turn:
             self._thread = None
             self._turn.notify()
-        self._wake_thread()
-        thread.join()
-
-    def _wake_thread(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"w")
+        self._wake.ring()
+        if thread is not threading.current_thread():
+            thread.join()
 
 
 def _relax_capture_mode() -> bool:

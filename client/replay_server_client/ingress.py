@@ -152,11 +152,11 @@ class Ingress:
             self.mail.forget()
         self.connection.say_bye()
 
-    def tell_loss(self) -> None:
-        """Raises ServerGone once after a loss that cost rows, with their number."""
+    def tell_loss(self, kind: type[ServerGone] = ServerGone) -> None:
+        """Raises ``kind`` once after a loss that cost rows, with their number."""
         rows, self._untold_loss = self._untold_loss, 0
         if rows:
-            raise ServerGone(
+            raise kind(
                 f"server {self.connection.endpoints.name!r} was lost, and with it {rows} rows that it had not committed; seqs from before "
                 "belong to its old ring, the next flush() is about rows written since",
                 rows_lost=rows,

@@ -52,7 +52,7 @@ class Learner:
         self._samplers: list[Sampler] = []
         self._by_request: dict[tuple[int, str, int | None], Sampler] = {}
         self._probe = engine.register(lambda ordinal: Probe(engine.connection, ordinal))
-        self._finalizer = weakref.finalize(self, engine.close)
+        self._finalizer = weakref.finalize(self, engine.abandon)
 
     @classmethod
     def connect(
@@ -131,7 +131,7 @@ class Learner:
         probe.ask()
         try:
             if not self._engine.drive(lambda: self._engine.proved_ring() is not None and probe.has_passed(), deadline):
-                reason = self._engine.explain(probe.ordinal, probe.number)
+                reason = self._engine.explain(probe.ordinal, probe.number, deadline)
                 raise ReplayTimeout(f"wait_ready waited {deadline.elapsed_s:.2f} s: {reason}")
         finally:
             self._engine.act(probe.stop)
@@ -147,17 +147,12 @@ class Learner:
         key = (n, by, max_age_rows)
         sampler = self._by_request.get(key)
         if sampler is None:
-            sampler = self._by_request[key] = self.sampler(n, by=by, max_age_rows=max_age_rows)
+            sampler = self._by_request[key] = self._make_sampler(Request.of(n, by, max_age_rows), None)
         return sampler.sample(min_committed=min_committed, timeout=timeout)
 
     def sampler(self, n: int, *, by: str = "uniform", max_age_rows: int | None = None) -> Sampler:
-        """A request with batch buffers and request numbers of its own. It ends with the learner."""
-        self._engine.connection.check_process()
-        request = Request.of(n, by, max_age_rows)
-        engine = self._engine
-        sampler = engine.register(lambda ordinal: Sampler(engine, ordinal, request, self._seeds, self._prefetch))
-        self._samplers.append(sampler)
-        return sampler
+        """A request with batch buffers and request numbers of its own, which it keeps until the learner is closed."""
+        return self._make_sampler(Request.of(n, by, max_age_rows), self)
 
     def batches(self, n: int, *, max_age_rows: int | None = None, by: str = "uniform", timeout: float | None = 5.0) -> Iterator[Batch]:
         """Batches without end, until the server stops in good order. Raises ServerGone when it ends otherwise and none takes its place."""
@@ -212,13 +207,21 @@ class Learner:
 
     def close(self) -> None:
         """Unmaps the ring and says BYE; batches handed out stay. In a forked child it does nothing. Safe to call twice."""
-        self._finalizer()
+        self._finalizer.detach()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _make_sampler(self, request: Request, owner: Learner | None) -> Sampler:
+        engine, seeds, prefetch = self._engine, self._seeds, self._prefetch
+        engine.connection.check_process()
+        sampler = engine.register(lambda ordinal: Sampler(engine, ordinal, request, seeds, prefetch, owner))
+        self._samplers.append(sampler)
+        return sampler
 
 
 def _default_name() -> str:

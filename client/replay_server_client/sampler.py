@@ -58,10 +58,11 @@ class Counters:
 class Sampler:
     """Batches of one fixed request; made by ``Learner.sampler`` and used by the thread that uses the learner."""
 
-    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int) -> None:
+    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int, owner: object) -> None:
         self.request = request
         self.counters = Counters()
         self._engine = engine
+        self._owner = owner  # a learner that nobody else holds must not end under its sampler
         self._ordinal = ordinal
         self._seeds = seeds
         self._period = prefetch + 1
@@ -128,7 +129,7 @@ class Sampler:
 
     def _timeout(self, deadline: Deadline) -> ReplayTimeout:
         place = self._places[self._turn] if self._places else None
-        reason = self._engine.explain(self._ordinal, place.number if place else 0)
+        reason = self._engine.explain(self._ordinal, place.number if place else 0, deadline)
         if place is not None and self._period == 1:
             self._engine.act(lambda: self._cancel(place))
         return ReplayTimeout(f"sample({self.request.rows:,}) waited {deadline.elapsed_s:.2f} s: {reason}", rows=self.request.rows)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from replay_server_protocol.errors import RowsRejected
 from replay_server_protocol.messages import SegmentLent
-from replay_server_protocol.moments import Moments
+from replay_server_protocol.moments import Moments, pack_scalars
 from replay_server_protocol.schema import PlacedField, Schema
 
 from replay_server_client.rows import Array, Bools, RowBlock
@@ -61,6 +61,7 @@ class SlotPlan:
         self.nonfinite = lent.nonfinite
         self.moments = tuple(schema[name] for name in lent.moments)
         self.checked = () if lent.nonfinite == "allow" else checked_fields(schema)
+        self.scalars = tuple(field for field in {*self.checked, *self.moments} if not field.shape and field.dtype != "bfloat16")
         self.lane_of = np.resize(np.arange(self.lanes, dtype=np.int32), self.slot_rows)
 
 
@@ -140,15 +141,19 @@ class SlotWriter:
         Under ``reject`` the rows left close up, and a lane that lost a row is cut there.
         """
         rejected = nonfinite = 0
-        for field in self._plan.checked:
-            finite = self._finite_rows(field)
+        plan, rows = self._plan, self.rows
+        scalars = {field.name: pack_scalars(self._view_of[field.name][:rows]) for field in plan.scalars} if rows else {}
+        for field in plan.checked:
+            finite = None if scalars.get(field.name) else self._finite_rows(field)
             if finite is None:
                 continue
-            if self._plan.nonfinite == "count":
+            if plan.nonfinite == "count":
                 nonfinite += self.rows - int(finite.sum())
             else:
                 rejected += self._reject(finite)
-        moments = [self._moments(field).pack() for field in self._plan.moments] if self.rows else []
+        if rejected:
+            scalars = {}
+        moments = [scalars.get(field.name) or self._moments(field).pack() for field in plan.moments] if self.rows else []
         lanes = b"" if self._is_plain or not self._plan.links else self._lane_of[: self.rows].tobytes()
         return Filled(self.rows, rejected, nonfinite, lanes, moments)
 

@@ -166,11 +166,6 @@ class LentSlots:
         for publish in self._unanswered:
             self._connection.send(publish)
 
-    def _open_writer(self) -> SlotWriter:
-        if self.writer is None:
-            raise ProtocolViolation("no slot is open")
-        return self.writer
-
     def close(self) -> int:
         """Lets go of the segment. Returns how many rows were in flight."""
         lost = self.rows_in_flight
@@ -178,3 +173,8 @@ class LentSlots:
         self._writers.clear()
         self._segment.close()
         return lost
+
+    def _open_writer(self) -> SlotWriter:
+        if self.writer is None:
+            raise ProtocolViolation("no slot is open")
+        return self.writer

@@ -1,12 +1,12 @@
 """The states of a session, a slot, a lease and a batch buffer, and the only moves between them.
 
 Each table reads (state, event) -> state. A pair that isn't there is an error that names both and changes nothing. These tables know
-neither side's sockets or memory; docs/design.md draws them.
+neither side's sockets or memory; docs/design.md draws them. The enums are StrEnums for their hash: a move is on every slot's path.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TypeVar
 
 from replay_server_protocol.errors import ProtocolViolation
@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
 
 
-class SessionState(Enum):
+class SessionState(StrEnum):
     """A client as the server sees it."""
 
     GREETED = "greeted"  # HELLO accepted, memory not yet mapped
@@ -24,7 +24,7 @@ class SessionState(Enum):
     ENDED = "ended"
 
 
-class SessionEvent(Enum):
+class SessionEvent(StrEnum):
     MAPPED = "mapped"
     LOST = "lost"
     FOUND = "found"
@@ -41,7 +41,7 @@ SESSION: dict[tuple[SessionState, SessionEvent], SessionState] = {
 }
 
 
-class SlotState(Enum):
+class SlotState(StrEnum):
     """A slot as its owner of the moment sees it: the collector holds FREE and OPEN ones, the server the others."""
 
     FREE = "free"  # the collector has its credit
@@ -50,7 +50,7 @@ class SlotState(Enum):
     COPYING = "copying"  # its span is reserved and its copy submitted
 
 
-class SlotEvent(Enum):
+class SlotEvent(StrEnum):
     OPEN = "open"
     ABANDON = "abandon"  # an exception inside `with collector.slot()`: nothing was published
     PUBLISH = "publish"
@@ -68,7 +68,7 @@ SLOT: dict[tuple[SlotState, SlotEvent], SlotState] = {
 }
 
 
-class LeaseState(Enum):
+class LeaseState(StrEnum):
     """A learner's hold on a window."""
 
     OPEN = "open"
@@ -77,7 +77,7 @@ class LeaseState(Enum):
     ORPHANED = "orphaned"  # its process was seen dead
 
 
-class LeaseEvent(Enum):
+class LeaseEvent(StrEnum):
     RELEASE = "release"
     DEADLINE = "deadline"
     DEATH = "death"
@@ -90,7 +90,7 @@ LEASE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
 }
 
 
-class BufferState(Enum):
+class BufferState(StrEnum):
     """One of a sampler's prefetch + 1 batch buffers, in the learner."""
 
     FREE = "free"  # no queued work reads it
@@ -101,7 +101,7 @@ class BufferState(Enum):
     RETURNING = "returning"  # the caller's queued work may still read it
 
 
-class BufferEvent(Enum):
+class BufferEvent(StrEnum):
     REQUEST = "request"
     GRANT = "grant"
     COMPLETE = "complete"

@@ -18,8 +18,8 @@ class Plan:
     seed: int = 0
     device: str = "auto"
     collectors: int = 2
-    lanes: int = 10  # environments of a collector
-    learning_starts: int = 4_000  # rows of random actions first: one episode in every lane
+    lanes: int = 5  # environments of a collector
+    learning_starts: int = 4_000  # rows of random actions first: two episodes in every lane
     capacity: int = 16_000  # less than the steps, so that the ring wraps
     batch_rows: int = 256
     updates_per_step: float = 0.5
@@ -29,8 +29,8 @@ class Plan:
 
     @property
     def slot_rows(self) -> int:
-        """Five steps of the lanes: small slots keep the policy that collects close to the one that learns."""
-        return 5 * self.lanes
+        """Ten steps of the lanes: small slots keep the policy that collects close to the one that learns."""
+        return 10 * self.lanes
 
     @property
     def steps_per_collector(self) -> int:

@@ -25,6 +25,7 @@ from replay_server import ReplayServer
 TARGET_RETURN = -300.0
 LOOK_EVERY_S = 0.5
 LINE_EVERY_S = 5.0  # where there is no terminal to rewrite one line on
+OUTPUT = Path(__file__).resolve().parents[2] / "build" / "demo"
 PICTURE = "training.png"
 
 
@@ -148,7 +149,7 @@ def parse_options() -> argparse.Namespace:
         "--device", default=defaults.device, help="auto, cpu or cuda[:N], for the ring and the learner (default %(default)s)"
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("build/demo"), metavar="DIR", help="where the picture goes (default %(default)s)"
+        "--output", type=Path, default=OUTPUT, metavar="DIR", help="where the picture goes (default: build/demo of the checkout)"
     )
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from replay_server_client import AttachRefused, Collector, InvalidRequest, Learner, ReplayTimeout, Schema, SchemaMismatch, ServerGone
@@ -26,7 +27,7 @@ def learner(server: ServerProcess) -> Iterator[Learner]:
         yield learner
 
 
-def rows(first: int, n: int) -> dict[str, np.ndarray]:
+def rows(first: int, n: int) -> dict[str, npt.NDArray[np.generic]]:
     """Rows whose every field is a function of ``stamp``."""
     stamp = np.arange(first, first + n)
     return {
@@ -122,25 +123,34 @@ def test_connect_returns_before_there_is_a_ring_and_sample_says_what_is_missing(
     assert len(error.value.message) > len("sample(8) waited 0.50 s: ")
 
 
-def test_learner_waits_for_learning_starts(start_server: object, learner: Learner, collector: Collector) -> None:
-    collector.write(rows(0, 2))
-    collector.flush()
-    learner.wait_ready(5.0)
-    assert learner.statistics().batches == 0
-    assert learner.sample(1).window == (0, 2)
+def test_learner_waits_for_learning_starts(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server("--capacity", "1000", "--slot-rows", "16", "--learning-starts", "100")
+    with (
+        Collector.connect(server.name, schema=SCHEMA, lanes=1, run_dir=server.run_dir) as collector,
+        Learner.connect(server.name, run_dir=server.run_dir) as learner,
+    ):
+        collector.write(rows(0, 99))
+        collector.flush()
+        for wait in (lambda: learner.wait_ready(1.0), lambda: learner.sample(8, timeout=1.0)):
+            with pytest.raises(ReplayTimeout, match="need 100 rows before learning starts, have 99"):
+                wait()
+        collector.write(rows(99, 1))
+        collector.flush()
+        learner.wait_ready(5.0)
+        assert learner.statistics().batches == 0
+        assert learner.sample(8).window == (0, 100)
 
 
 def test_batch_of_more_rows_than_fit_is_refused_with_both_numbers(collector: Collector, learner: Learner) -> None:
-    learner.wait_ready(0) if False else collector.flush()
+    collector.flush()
     with pytest.raises(InvalidRequest, match=r"n=1,001 .* 1,000 rows"):
         learner.sample(1001)
 
 
 def test_learner_that_expects_another_schema_is_refused_by_field(collector: Collector, server: ServerProcess) -> None:
     expected = Schema.of(obs=("float32", 5))
-    with pytest.raises(SchemaMismatch, match="obs"):
-        with Learner.connect(server.name, run_dir=server.run_dir, schema=expected) as learner:
-            learner.sample(1)
+    with pytest.raises(SchemaMismatch, match="obs"), Learner.connect(server.name, run_dir=server.run_dir, schema=expected) as learner:
+        learner.sample(1)
 
 
 def test_posted_arrays_reach_the_collector(collector: Collector, learner: Learner) -> None:
@@ -154,9 +164,10 @@ def test_posted_arrays_reach_the_collector(collector: Collector, learner: Learne
     assert np.array_equal(arrays["w"], np.zeros((2, 3)))
 
 
-def test_moments_of_the_reward_are_the_servers(collector: Collector, learner: Learner) -> None:
-    collector.write(rows(0, 100))
+def test_moments_are_the_servers_and_a_field_without_is_named(collector: Collector, learner: Learner) -> None:
+    collector.write(rows(0, 102))
     collector.flush()
+    assert learner.moments("reward")["mean"] == 25.25
     with pytest.raises(InvalidRequest, match="serve with --moments obs"):
         learner.moments("obs")
 

@@ -23,8 +23,8 @@ class LeftBehind(AssertionError):
 class Holdings:
     """A snapshot; each entry is readable by itself, so that a difference is a message.
 
-    Other test runs may share the machine: a new segment that only processes of theirs map, or that is gone by the time it is looked at,
-    is not held by this one.
+    Other servers may share the machine: a new segment of a run that only strangers' processes map, or one that is gone by the time it is
+    looked at, is not ours.
     """
 
     descriptors: frozenset[str]
@@ -86,11 +86,11 @@ def _children() -> Iterator[str]:
 
 
 def _is_a_strangers(segment: str) -> bool:
-    path = segment_dir() / segment
-    users = {pid for pid in _pids() if str(path) in _maps(pid)}
+    run = "-".join(segment.split("-")[:2])
+    users = {pid for pid in _pids() if f"{segment_dir() / run}-" in _maps(pid)}
     if any(_is_ours(pid) for pid in users):
         return False
-    return bool(users) or not path.exists()
+    return bool(users) or not (segment_dir() / segment).exists()
 
 
 def _is_ours(pid: int) -> bool:

@@ -22,12 +22,16 @@ from replay_server_client import (
     Schema,
     ServerClosing,
     ServerGone,
+    ingress,
 )
 from replay_server_protocol.messages import Bye, Explain, Hello, Publish
 from support.fake_server import FakeServer
 from support.leaks import nothing_left
 
 SCHEMA = Schema.of(reward="float32", obs=("float32", 3))
+SLACK_S = 0.1
+"""What a busy machine may add to a wait."""
+
 Attach = Callable[..., Collector]
 
 
@@ -53,6 +57,12 @@ def attach(server: FakeServer) -> Iterator[Attach]:
             collector.close()
         except ServerGone:
             continue
+
+
+@pytest.fixture
+def patient_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is waited for as long as it takes: 15 ms are short for a thread of this process on a busy machine."""
+    monkeypatch.setattr(ingress, "_REASON_WAIT_S", 5.0)
 
 
 def rows(first: int, n: int) -> dict[str, object]:
@@ -103,14 +113,22 @@ def test_slot_is_not_written_again_before_its_credit(server: FakeServer, attach:
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.1, 0.5])
-def test_late_write_raises_in_time_with_the_servers_reason(server: FakeServer, attach: Attach, timeout: float) -> None:
+def test_late_write_raises_in_time(server: FakeServer, attach: Attach, timeout: float) -> None:
     collector = attach()
     server.holds_credits = True
     collector.write(rows(0, 32))
     before = time.monotonic()
-    with pytest.raises(ReplayTimeout, match=r"no credit: all 2 slots are published.*the test holds it back"):
+    with pytest.raises(ReplayTimeout, match="no credit: all 2 slots are published"):
         collector.write(rows(32, 2), timeout=timeout)
-    assert timeout <= time.monotonic() - before < timeout + max(0.02, 0.1 * timeout)
+    assert timeout <= time.monotonic() - before < timeout + max(0.02, 0.1 * timeout) + SLACK_S
+
+
+def test_late_write_names_the_servers_reason(server: FakeServer, attach: Attach, patient_reason: None) -> None:
+    collector = attach()
+    server.holds_credits = True
+    collector.write(rows(0, 32))
+    with pytest.raises(ReplayTimeout, match="the test holds it back"):
+        collector.write(rows(32, 2), timeout=0.0)
     assert [message.what for message in server.of(Explain) if isinstance(message, Explain)] == ["credit"]
 
 
@@ -121,7 +139,7 @@ def test_late_flush_against_a_stopped_server_raises_in_time(server: FakeServer, 
     before = time.monotonic()
     with pytest.raises(ReplayTimeout, match=r"not committed.*does not answer"):
         collector.flush(timeout=0.2)
-    assert time.monotonic() - before < 0.22
+    assert time.monotonic() - before < 0.22 + SLACK_S
     server.is_silent = False
     assert collector.flush(timeout=5.0) == 2  # the publish was lost and is repeated
 
@@ -304,10 +322,10 @@ def test_connect_without_a_server_raises_in_time(run_dir: Path) -> None:
         before = time.monotonic()
         with pytest.raises(ServerGone, match="replay-server serve --name nobody"):
             Collector.connect("nobody", schema=SCHEMA, run_dir=run_dir, timeout=0.2)
-        assert time.monotonic() - before < 0.25
+        assert time.monotonic() - before < 0.22 + SLACK_S
 
 
-def test_connect_whose_ring_never_comes_names_the_servers_reason(server: FakeServer, attach: Attach) -> None:
+def test_connect_whose_ring_never_comes_names_the_servers_reason(server: FakeServer, attach: Attach, patient_reason: None) -> None:
     server.lends = False
     with pytest.raises(ReplayTimeout, match=r"no slots were lent.*the test holds it back"):
         attach(timeout=0.1)

@@ -34,9 +34,7 @@ def test_hash_is_splitmix64_bit_by_bit(key: int, n: int) -> None:
     assert [value % 2**64 for value in drawn.seqs.tolist()] == [splitmix(key, i) for i in range(n)]
 
 
-@given(
-    key=st.integers(-(2**63), 2**63 - 1), tail=st.integers(0, 2**62), size=st.integers(1, 2**40), ring_rows=st.integers(1, 2**40)
-)
+@given(key=st.integers(-(2**63), 2**63 - 1), tail=st.integers(0, 2**62), size=st.integers(1, 2**40), ring_rows=st.integers(1, 2**40))
 def test_rows_lie_in_the_window_and_indices_in_the_ring(key: int, tail: int, size: int, ring_rows: int) -> None:
     drawn = draw(key, tail, size, 64, ring_rows)
     assert drawn.seqs.min() >= tail

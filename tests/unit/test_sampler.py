@@ -299,7 +299,9 @@ def test_more_rows_than_the_capacity_are_refused_with_both_numbers(make: Make, s
 @pytest.mark.parametrize(
     "arguments", [{"n": 0}, {"n": True}, {"n": 8.0}, {"n": 8, "by": "magic"}, {"n": 8, "max_age_rows": 0}, {"n": 8, "min_committed": -1}]
 )
-def test_bad_arguments_are_refused_by_name_and_nothing_is_asked(make: Make, server: GrantingConnection, arguments: dict[str, object]) -> None:
+def test_bad_arguments_are_refused_by_name_and_nothing_is_asked(
+    make: Make, server: GrantingConnection, arguments: dict[str, object]
+) -> None:
     wrong = next((name for name in ("by", "max_age_rows", "min_committed") if name in arguments), "n")
     with pytest.raises(InvalidRequest, match=f"{wrong}="):
         make().sample(**arguments)  # type: ignore[arg-type]
