@@ -46,6 +46,7 @@ def _serve(options: argparse.Namespace) -> int:
         server.run()
     finally:
         server.close()
+        server.ignore_signals()
     return 0
 
 

@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import AlreadyServing, InvalidRequest
@@ -34,13 +35,14 @@ class RingHolder:
 class RunDirectory:
     """Holds the lock of one server name. ``generation`` rises from one server life to the next; ``run_id`` names this life's segments."""
 
-    def __init__(self, endpoints: Endpoints, lock_fd: int, generation: int) -> None:
+    def __init__(self, endpoints: Endpoints, lock_fd: int, generation: int, is_made_here: bool) -> None:
         self.endpoints = endpoints
         self.generation = generation
         self.run_id = secrets.token_hex(4)
         self.swept: list[str] = []
         self.earlier_holders: list[RingHolder] = []
         self._lock_fd = lock_fd
+        self._is_made_here = is_made_here
 
     @classmethod
     def claim(cls, endpoints: Endpoints) -> RunDirectory:
@@ -48,10 +50,10 @@ class RunDirectory:
 
         Raises AlreadyServing if a living server holds it, InvalidRequest if the directory is not ours alone.
         """
-        _make_private(endpoints)
+        is_made_here = _make_private(endpoints)
         fd = _lock(endpoints)
         last = _read_json(endpoints.lock_path)
-        claimed = cls(endpoints, fd, max(int(time.time() * 1000), _int(last.get("generation")) + 1))
+        claimed = cls(endpoints, fd, max(int(time.time() * 1000), _int(last.get("generation")) + 1), is_made_here)
         last_run = last.get("run_id")
         if isinstance(last_run, str) and last_run.isalnum():
             claimed.swept = sweep_segments(last_run)
@@ -75,18 +77,31 @@ class RunDirectory:
         beside.replace(path)
 
     def release(self) -> None:
-        """Removes every file of this server and gives the name up."""
+        """Removes every file of this server, and the directory if this life made it and nobody else uses it, and gives the name up."""
         leftovers = sweep_segments(self.run_id)
         if leftovers:
             self.swept += leftovers
         for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
             path.unlink(missing_ok=True)
         os.close(self._lock_fd)
+        if self._is_made_here:
+            with contextlib.suppress(OSError):  # another server's files are in it
+                self.endpoints.run_dir.rmdir()
 
 
-def _make_private(endpoints: Endpoints) -> None:
+def _make_private(endpoints: Endpoints) -> bool:
+    """Makes the run directory, or checks the one there is. True if it is new."""
     run_dir = endpoints.run_dir
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(mode=0o700)
+        return True
+    except FileExistsError:
+        _check_private(run_dir)
+        return False
+
+
+def _check_private(run_dir: Path) -> None:
     status = os.lstat(run_dir)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise InvalidRequest(f"run directory {run_dir} must be a directory of uid {os.getuid()}; choose another --run-dir")

@@ -50,6 +50,7 @@ class Server:
         self._tend_at_s = 0.0
         self._made_progress = True
         self._is_read_empty = False
+        self._catches_signals = False
         if schema is not None:
             self._desk.make_ring(schema, 1)
         if self._directory.swept:
@@ -93,6 +94,8 @@ class Server:
         replay.deaths.close()
         self._context.term()
         self._directory.release()
+        if self._catches_signals:
+            signal.set_wakeup_fd(-1)
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
 
@@ -102,9 +105,15 @@ class Server:
         def on_signal(number: int, frame: FrameType | None) -> None:
             self.stop()
 
+        self._catches_signals = True
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
+
+    def ignore_signals(self) -> None:
+        """After ``close``: a late second signal no longer changes how this process ends."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -37,14 +38,14 @@ class ReplayServer:
         """Starts a server and returns when it answers, within ``timeout`` seconds.
 
         ``options`` are those of ``replay-server serve`` with underscores (``capacity=100_000, device="auto"``). Without a name a unique
-        one is taken in a run directory of its own. Exports REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and
+        one is taken in a run directory of its own. The server has a session of its own, so that Ctrl-C reaches the script first. Exports REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and
         its children. The server ends when this process does.
 
         Raises the typed error the server ended with (InvalidRequest, BudgetExceeded, DeviceError …) or ReplayTimeout.
         """
         texts = {key: _text(value) for key, value in options.items() if value is not None}
         ServerConfig.from_options(dict(texts))
-        own_dir = Path(tempfile.mkdtemp(prefix="replay-")) if run_dir is None else None
+        own_dir = Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}" if run_dir is None else None  # the server makes and removes it
         endpoints = Endpoints.resolve(name or f"spawned-{os.getpid()}", run_dir or own_dir)
         command = [sys.executable, "-m", "replay_server", "serve", "--parent-pid", str(os.getpid())]
         command += ["--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
@@ -52,7 +53,7 @@ class ReplayServer:
             command += [f"--{key.replace('_', '-')}", text]
         log = tempfile.TemporaryFile()
         try:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
             server = cls(process, endpoints, own_dir)
             try:
                 server._wait_until_it_answers(timeout, log)

@@ -115,13 +115,13 @@ class Learner:
     @property
     def schema(self) -> Schema | None:
         """The ring's schema; None while there is no ring."""
-        ring = self._engine.ring
+        ring = self._engine.conversation.ring
         return ring.schema if ring is not None else None
 
     @property
     def capacity(self) -> int | None:
         """Rows the ring keeps; None while there is no ring."""
-        ring = self._engine.ring
+        ring = self._engine.conversation.ring
         return ring.at.capacity if ring is not None else None
 
     def wait_ready(self, timeout: float | None = None) -> None:
@@ -130,7 +130,7 @@ class Learner:
         deadline, probe = Deadline(timeout), self._probe
         probe.ask()
         try:
-            if not self._engine.drive(lambda: self._engine.proved_ring() is not None and probe.has_passed(), deadline):
+            if not self._engine.drive(lambda: self._engine.conversation.proved_ring() is not None and probe.has_passed(), deadline):
                 reason = self._engine.explain(probe.ordinal, probe.number, deadline)
                 raise ReplayTimeout(f"wait_ready waited {deadline.elapsed_s:.2f} s: {reason}")
         finally:
@@ -185,6 +185,7 @@ class Learner:
         self._engine.progress()
 
     def statistics(self) -> LearnerStatistics:
+        self._engine.connection.check_process()
         counters = [(sampler.counters, sampler.request.rows) for sampler in self._samplers]
         return LearnerStatistics(
             batches=sum(c.batches for c, _ in counters),

@@ -138,7 +138,7 @@ class Sampler:
 
     def _is_ready(self) -> bool:
         """Whether the turn's batch may be handed out; sees to it that the right one is under way. The caller's thread only."""
-        ring = self._engine.proved_ring()
+        ring = self._engine.conversation.proved_ring()
         if self._error is not None:
             error, self._error, self._late_in_a_row = self._error, None, 0
             raise error
@@ -152,7 +152,7 @@ class Sampler:
             self.counters.dropped += 1
         if place.state is BufferState.FREE or place.asked_committed != self._min_committed:
             place.asked_ns = 0  # ask, or ask again for what this call wants
-            self._engine.advance()
+            self._engine.conversation.advance()
         return place.state is _READY and self._ring is not None and place.committed >= self._min_committed
 
     def _bind(self, ring: Ring) -> None:

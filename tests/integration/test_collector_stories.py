@@ -109,6 +109,7 @@ def test_closing_server_is_told_to_a_waiting_flush(start_server: Callable[..., S
     with pytest.raises(ServerGone):
         collector.write(rows(2), timeout=0.0)
     collector.close()
+    assert server.child.wait() == 0
 
 
 def test_killed_server_ends_a_wait_at_once_and_its_successor_is_used(crash_dir: Path, children: Children) -> None:

@@ -150,13 +150,13 @@ def test_learner_collected_in_its_own_background_thread_closes_all_the_same(
     engine, thread = learner._engine, learner._engine._thread
     assert thread is not None
     learner._finalizer.detach()
-    advance = engine.advance
+    advance = engine.conversation.advance
 
     def advance_and_collect() -> None:
         engine.abandon()
         advance()
 
-    monkeypatch.setattr(engine, "advance", advance_and_collect)
+    monkeypatch.setattr(engine.conversation, "advance", advance_and_collect)
     engine.wake()
     thread.join(5.0)
     assert not thread.is_alive()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import replay_server_client.deadline
-import replay_server_client.engine
-import replay_server_client.sampler
 import torch
+from replay_server_client import conversation, deadline, engine, sampler
 from replay_server_client.draw import DRAWS, Drawn, draw_uniform
 from replay_server_client.engine import Engine
 from replay_server_client.learner import Learner
@@ -33,7 +31,7 @@ class _Time:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    for module in (replay_server_client.deadline, replay_server_client.engine, replay_server_client.sampler):
+    for module in (deadline, conversation, engine, sampler):
         monkeypatch.setattr(module, "time", _Time(clock))
     return clock
 
@@ -50,9 +48,9 @@ def make(server: GrantingConnection) -> Iterator[Make]:
     made: list[Learner] = []
 
     def make(prefetch: int = 1, name: str = "learner", seed: int = 1) -> Learner:
-        engine = Engine(server, "cpu", None)
-        engine.attach(replay_server_client.deadline.Deadline(1))
-        made.append(Learner(engine, Seeds(seed, name), prefetch))
+        driver = Engine(server, "cpu", None)
+        driver.attach(deadline.Deadline(1))
+        made.append(Learner(driver, Seeds(seed, name), prefetch))
         return made[-1]
 
     yield make
