@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
     except BrokenPipeError:
         return 0
+    except KeyboardInterrupt:
+        return 130
     return code
 
 

@@ -55,6 +55,7 @@ class ServerConfig:
     lease: float = _option(0.5, "seconds a learner may hold a window for a gather", "SECONDS")
     mailbox_bytes: int = _option(256 << 20, "memory of all mailboxes together", "SIZE")
     seed: int = _option(0, "seed of all draws, with the learner's own", "N")
+    trace: str | None = _option(None, "write what the server did and when there at its end, for ui.perfetto.dev", "FILE")
     run_id: str | None = _option(None, "name of the run; clients that give another one are refused", "ID")
     log_level: str = _option("info", "debug, info, warning or error", choices=("debug", "info", "warning", "error"))
     parent_pid: int | None = _option(None, "stop when this process ends", "PID", hidden=True)

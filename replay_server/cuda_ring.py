@@ -25,6 +25,7 @@ from replay_server.storage import Copy, RingLayout, RingPlace, Write
 ALLOCATION_BYTES = 2 << 20
 """Smaller allocations may share a block, and a handle exports the whole block."""
 STAGING_BYTES = 8 << 20
+PROOF_STAGING_BYTES = 64 << 10
 MAX_TICKETS = 1024
 """Tickets on the stream at once; more wait in line."""
 
@@ -38,16 +39,16 @@ class _Waiting:
 class CudaRing:
     """RingMemory in device memory. ``address`` is the allocation's, in this process."""
 
-    def __init__(self, runtime: CudaRuntime, address: int, place: RingPlace, copy_delay_s: float) -> None:
+    def __init__(self, runtime: CudaRuntime, address: int, place: RingPlace, copy_delay_s: float, staging_bytes: int) -> None:
         self.place = place
         self.device_bytes = place.alloc_bytes
-        self.host_bytes = STAGING_BYTES
+        self.host_bytes = staging_bytes
         self.address = address
         self._runtime = runtime
         self._copy_delay_s = copy_delay_s
         self._stream: Stream = runtime.create_stream()
         self._events: list[Event] = [runtime.create_event() for _ in range(MAX_TICKETS)]
-        self._staging = _Staging(runtime.allocate_pinned(STAGING_BYTES))
+        self._staging = _Staging(runtime.allocate_pinned(staging_bytes), staging_bytes)
         self._pinned: set[int] = set()
         self._waiting: deque[_Waiting] = deque()
         self._launched = 0
@@ -69,7 +70,8 @@ class CudaRing:
         runtime.zero(address + rows_bytes, alloc_bytes - rows_bytes)
         runtime.synchronize()
         place = RingPlace("cuda", runtime.ipc_handle(address), device.uuid, alloc_bytes)
-        return cls(runtime, address, place, copy_delay_s)
+        staging_bytes = PROOF_STAGING_BYTES if layout.link is None else STAGING_BYTES
+        return cls(runtime, address, place, copy_delay_s, staging_bytes)
 
     def register(self, segment: Segment) -> str:
         reason = self._runtime.pin(segment.address, segment.n_bytes)
@@ -95,8 +97,8 @@ class CudaRing:
         if writes:
             for write in writes:
                 self._check_range(write.offset, len(write.content))
-            if sum(len(write.content) for write in writes) > STAGING_BYTES:
-                raise DeviceError(f"the writes of one ticket have more than {STAGING_BYTES:,} bytes; split the ticket")
+            if sum(len(write.content) for write in writes) > self._staging.n_bytes:
+                raise DeviceError(f"the writes of one ticket have more than {self._staging.n_bytes:,} bytes; split the ticket")
         if self._waiting or not self._can_launch(writes):
             self._waiting.append(_Waiting(tuple(copies), tuple(writes)))
             return
@@ -166,15 +168,16 @@ class _Staging:
     A piece that would pass the end starts again at the front; the bytes it leaves unused go back with it.
     """
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, address: int, n_bytes: int = STAGING_BYTES) -> None:
         self.address = address
+        self.n_bytes = n_bytes
         self._head = 0
         self._tail = 0
         self._kept: deque[tuple[int, int]] = deque()
 
     def has_room(self, writes: Sequence[Write]) -> bool:
         """A piece of the whole ring's size fits when nothing else is kept: the ring then starts over."""
-        return not self._kept or self._place(writes)[1] - self._tail <= STAGING_BYTES
+        return not self._kept or self._place(writes)[1] - self._tail <= self.n_bytes
 
     def keep(self, writes: Sequence[Write], ticket: int) -> list[int]:
         """Copies the bytes in, to stay until ``ticket`` is complete; returns the address of each write's bytes."""
@@ -182,7 +185,7 @@ class _Staging:
             self._head = self._tail = 0
         start, self._head = self._place(writes)
         self._kept.append((ticket, self._head))
-        addresses, address = [], self.address + start % STAGING_BYTES
+        addresses, address = [], self.address + start % self.n_bytes
         for write in writes:
             ctypes.memmove(address, write.content, len(write.content))
             addresses.append(address)
@@ -197,6 +200,6 @@ class _Staging:
     def _place(self, writes: Sequence[Write]) -> tuple[int, int]:
         n_bytes = sum(len(write.content) for write in writes)
         start = self._head
-        if start % STAGING_BYTES + n_bytes > STAGING_BYTES:
-            start = align(start, STAGING_BYTES)
+        if start % self.n_bytes + n_bytes > self.n_bytes:
+            start = align(start, self.n_bytes)
         return start, start + n_bytes

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
+from replay_server_protocol.trace import Trace
 
 from replay_server.counters import Counters, Latency, Tally
 from replay_server.credit import Verdict
@@ -28,6 +29,7 @@ from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingLayout, RingMemory, Write
 
 _MOST_IN_FLIGHT = 512
+_COPIES = "copies"
 
 
 @dataclass(slots=True)
@@ -42,18 +44,30 @@ class Published:
 
 @dataclass(slots=True)
 class Flight:
-    """One ticket of the ring's memory: a span whose copies are submitted, or a lone write with what follows it."""
+    """One ticket of the ring's memory: a span whose copies are submitted, or a lone write with what follows it.
+
+    ``submitted_ns`` is kept only for a trace.
+    """
 
     published: Published | None
     span: Span
     then: Callable[[], None] | None = None
+    submitted_ns: int = 0
 
 
 class Ingress:
     """The queue of published slots and the spans in flight of one ring."""
 
     def __init__(
-        self, ring: Ring, memory: RingMemory, layout: RingLayout, flow: Flow, leases: Leases, tallies: list[Tally], counters: Counters
+        self,
+        ring: Ring,
+        memory: RingMemory,
+        layout: RingLayout,
+        flow: Flow,
+        leases: Leases,
+        tallies: list[Tally],
+        counters: Counters,
+        trace: Trace | None = None,
     ) -> None:
         self.ring = ring
         self.memory = memory
@@ -62,6 +76,7 @@ class Ingress:
         self.leases = leases
         self.tallies = tallies
         self.counters = counters
+        self.trace = trace
         self.commit_latency = Latency()
         self.blocked_since_ns: int | None = None
         self._queue: deque[Published] = deque()
@@ -135,6 +150,8 @@ class Ingress:
             flight = self._in_flight.popleft()
             self._completed += 1
             if flight.published is not None:
+                if self.trace is not None:
+                    self._trace_copy(self.trace, flight.published.collector, flight)
                 self._commit(flight.published, flight.span, now_ns)
                 collector = flight.published.collector
                 credited[collector.token] = collector
@@ -173,6 +190,7 @@ class Ingress:
 
     def _submit(self, published: Published) -> None:
         collector, message = published.collector, published.message
+        submitted_ns = self.trace.now_ns() if self.trace is not None else 0
         span = self.ring.reserve(published.rows, self.leases.oldest_tail)
         if collector.hello.counted:
             self.flow.insert(span.rows)
@@ -185,7 +203,7 @@ class Ingress:
                 source += rows * stride
         self.memory.submit(copies, self._links(collector, message, span) if self.layout.link is not None else ())
         collector.credits.submit(message.slot)
-        self._in_flight.append(Flight(published, span))
+        self._in_flight.append(Flight(published, span, None, submitted_ns))
 
     def _links(self, collector: CollectorSession, message: Publish, span: Span) -> list[Write]:
         """The span's links, then those of the collector's previous span that lead into it: after the rows, before the event."""
@@ -222,6 +240,11 @@ class Ingress:
             for tally, packed in zip(self.tallies, message.moments, strict=False):
                 tally.merge(packed)
         self.commit_latency.note(now_ns - published.received_ns)
+
+    def _trace_copy(self, trace: Trace, collector: CollectorSession, flight: Flight) -> None:
+        """From the submission to the moment at which the loop has seen the event complete."""
+        name, span = collector.name, flight.span
+        trace.record(_COPIES, "copy", flight.submitted_ns, trace.now_ns(), collector=name, first_seq=span.first_seq, rows=span.rows)
 
     def _what_is_wrong(self, collector: CollectorSession, message: Publish) -> str | None:
         if message.rows > collector.slot_rows:

@@ -8,6 +8,7 @@ from enum import Enum
 import zmq
 from replay_server_protocol.messages import ServerMessage
 from replay_server_protocol.schema import Schema
+from replay_server_protocol.trace import Trace
 
 from replay_server.budget import MemoryPlan
 from replay_server.config import ServerConfig
@@ -68,6 +69,7 @@ class Replay:
     mailboxes: Mailboxes
     deaths: DeathWatch
     started_s: float
+    trace: Trace | None = None
     store: Store | None = None
     phase: Phase = Phase.WAITING_FOR_SCHEMA
     requests: Requests = field(default_factory=Requests)
@@ -90,6 +92,7 @@ class Replay:
             mailboxes=Mailboxes(directory.run_id, config.mailbox_bytes),
             deaths=DeathWatch(),
             started_s=now_s,
+            trace=Trace(f"replay-server {directory.endpoints.name}") if config.trace is not None else None,
         )
 
     @property

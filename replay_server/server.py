@@ -14,6 +14,7 @@ from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, Rep
 from replay_server_protocol.messages import ClientMessage, Closing, Credit, Grant, Hello, Ping, Stale
 from replay_server_protocol.process import ProcessIdentity
 from replay_server_protocol.states import SessionEvent, SessionState
+from replay_server_protocol.trace import check_writable
 
 from replay_server.attach import AttachDesk
 from replay_server.config import ServerConfig
@@ -30,12 +31,15 @@ CLOSING_GRACE_S = 2.0
 _TEND_EVERY_S = 0.1
 _MESSAGES_A_TURN = 512
 _PARENT_TOKEN = 0
+_LOOP = "loop"
 
 
 class Server:
     """Serves until it is told to stop. Construction claims the name and binds the sockets; ``run`` is the loop; ``close`` gives all back."""
 
     def __init__(self, config: ServerConfig) -> None:
+        if config.trace is not None:
+            check_writable(config.trace)
         device = choose_device(config)
         schema = config.load_schema()
         self._directory = RunDirectory.claim(Endpoints.resolve(config.name, config.run_dir))
@@ -45,14 +49,18 @@ class Server:
         self._dispatch = Dispatch(self.replay, self._desk, self.stop)
         self._status = StatusSocket(self._context, self.replay)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._poller = self._make_poller()
         self._closing_until_s: float | None = None
         self._tend_at_s = 0.0
         self._made_progress = True
         self._is_read_empty = False
         self._catches_signals = False
-        if schema is not None:
-            self._desk.make_ring(schema, 1)
+        try:
+            self._poller = self._make_poller()
+            if schema is not None:
+                self._desk.make_ring(schema, 1)
+        except BaseException:
+            self.close()
+            raise
         if self._directory.swept:
             log.info("swept %d segments of a killed predecessor", len(self._directory.swept))
 
@@ -98,6 +106,7 @@ class Server:
             signal.set_wakeup_fd(-1)
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
+        self._save_trace()
 
     def catch_signals(self) -> None:
         """SIGTERM and SIGINT stop in good order; a second one at once."""
@@ -114,6 +123,18 @@ class Server:
         """After ``close``: a late second signal no longer changes how this process ends."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+
+    def _save_trace(self) -> None:
+        """Last of all, when nobody waits for this server any more. A trace that can't be written is told and harms nothing else."""
+        trace, path = self.replay.trace, self.replay.config.trace
+        if trace is None or path is None:
+            return
+        try:
+            trace.save(path)
+        except ReplayError as error:
+            log.error("%s", error)
+        else:
+            log.info("wrote %d spans to %s, %d older ones were dropped", trace.size, path, trace.dropped)
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
@@ -186,28 +207,38 @@ class Server:
 
     def _drain(self) -> None:
         store = self.replay.store
-        if store is not None and store.ingress.drain(time.monotonic_ns()):
+        if store is None:
+            return
+        begin_ns = time.monotonic_ns()
+        slots = store.ingress.drain(begin_ns)
+        if slots:
             self._made_progress = True
+            self._trace("drain", begin_ns, slots=slots)
 
     def _commit(self) -> None:
         """Rows whose copies were seen complete become visible, and only then their slots' credits go back."""
         store = self.replay.store
         if store is None:
             return
-        for collector in store.ingress.commit(time.monotonic_ns()):
+        begin_ns = time.monotonic_ns()
+        credited = store.ingress.commit(begin_ns)
+        for collector in credited:
             self._made_progress = True
             if collector.state is SessionState.ENDED:
                 self._desk.let_go(collector)
                 continue
             credit = Credit(collector.token, self.replay.generation, collector.credits.credited, collector.last_committed_seq)
             self.replay.send(collector, credit)
+        if credited:
+            self._trace("commit", begin_ns, committed=store.ring.committed, collectors=len(credited))
 
     def _grant(self) -> None:
         replay = self.replay
         if not len(replay.requests) or replay.store is None or replay.phase is Phase.CLOSING:
             return
         now_ns = time.monotonic_ns()
-        for granted in replay.requests.grant(replay.store.ring, replay.flow, replay.leases, now_ns):
+        grants = replay.requests.grant(replay.store.ring, replay.flow, replay.leases, now_ns)
+        for granted in grants:
             self._made_progress = True
             learner, lease = granted.learner, granted.lease
             learner.batches += 1
@@ -218,6 +249,8 @@ class Server:
                 learner,
                 Grant(learner.token, replay.generation, lease.sampler, lease.number, lease.lease, granted.tail, lease.committed, lease.deadline_ns),
             )
+        if grants:
+            self._trace("grant", now_ns, leases=len(grants), committed=replay.store.ring.committed)
 
     def _revoke(self) -> None:
         """Ends leases whose deadline has passed, after the socket was read empty: a release that has come counts."""
@@ -225,11 +258,19 @@ class Server:
         now_ns = time.monotonic_ns()
         if deadline_ns is None or deadline_ns >= now_ns or not self._is_read_empty:
             return
-        for lease in self.replay.leases.expire(now_ns):
+        expired = self.replay.leases.expire(now_ns)
+        for lease in expired:
             self._made_progress = True
             self.replay.flow.refund(lease.rows)
             self.replay.counters.leases_revoked += 1
             log.warning("revoked lease %d of session %d after %.0f ms", lease.lease, lease.session, (now_ns - lease.opened_ns) / 1e6)
+        if expired:
+            self._trace("revoke", now_ns, leases=len(expired))
+
+    def _trace(self, verb: str, begin_ns: int, **args: int) -> None:
+        trace = self.replay.trace
+        if trace is not None:
+            trace.record(_LOOP, verb, begin_ns, trace.now_ns(), **args)
 
     def _tend(self) -> None:
         """Now and then: deaths, lost connections, memory that may have come free, rates."""

@@ -46,7 +46,7 @@ class ReplayServer:
         texts = {key: _text(value) for key, value in options.items() if value is not None}
         ServerConfig.from_options(dict(texts))
         own_dir = Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}" if run_dir is None else None  # the server makes and removes it
-        endpoints = Endpoints.resolve(name or f"spawned-{os.getpid()}", run_dir or own_dir)
+        endpoints = Endpoints.resolve(name or f"spawned-{os.getpid()}-{secrets.token_hex(3)}", run_dir or own_dir)
         command = [sys.executable, "-m", "replay_server", "serve", "--parent-pid", str(os.getpid())]
         command += ["--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
         for key, text in texts.items():
@@ -118,8 +118,9 @@ class ReplayServer:
         end = time.monotonic() + timeout
         while self._process.poll() is None:
             with contextlib.suppress(ServerGone):
-                self.status(timeout=0.2)
-                return
+                if self.status(timeout=0.2)["pid"] == self._process.pid:
+                    return
+                time.sleep(0.02)  # another server of this name answers; ours is about to end, saying so
             if time.monotonic() >= end:
                 raise ReplayTimeout(f"the server (pid {self._process.pid}) did not answer within {timeout:g} s of its start: {_last_line(log)}")
         raise error_of(self._process.returncode, _last_line(log).removeprefix("replay-server: "))

@@ -119,7 +119,7 @@ def serial_ms(options: Options) -> list[float]:
 
 
 def boundary_ms(options: Options, step: Callable[[], None]) -> tuple[list[float], list[int]]:
-    """Milliseconds of each boundary call, and by how many rows its batch lags behind what was written by then.
+    """Milliseconds of each boundary call, and by how many rows its batch lags behind what was written by then: 0, it was asked to.
 
     The collector is a process of its own that writes one slot a tick.
     """
@@ -132,17 +132,20 @@ def boundary_ms(options: Options, step: Callable[[], None]) -> tuple[list[float]
         with Learner.connect(
             server.name, device=options.device, seed=options.seed, prefetch=1, run_dir=server.run_dir, timeout=TIMEOUT_S
         ) as learner:
+            sampler = learner.sampler(BATCH_ROWS)
             go.send(True)
-            learner.sample(BATCH_ROWS, min_committed=SLOT_ROWS, timeout=TIMEOUT_S)
+            sampler.sample(min_committed=SLOT_ROWS, timeout=TIMEOUT_S)
             for tick in range(ticks):
+                written = (tick + 2) * SLOT_ROWS
+                sampler.expect(written)
                 go.send(True)
                 for _ in range(STEPS):
                     step()
                     learner.progress()
                 start_s = time.perf_counter()
-                batch = learner.sample(BATCH_ROWS, timeout=TIMEOUT_S)
+                batch = sampler.sample(min_committed=written, timeout=TIMEOUT_S)
                 spent_ms.append((time.perf_counter() - start_s) * 1e3)
-                lag_rows.append((tick + 2) * SLOT_ROWS - batch.window[1])
+                lag_rows.append(written - batch.window[1])
         go.send(False)
         process.join()
     return spent_ms, lag_rows

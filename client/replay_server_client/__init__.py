@@ -24,6 +24,7 @@ from replay_server_protocol.errors import (
     ServerGone,
 )
 from replay_server_protocol.schema import Field, Schema
+from replay_server_protocol.trace import Trace
 
 from replay_server_client.collector import Collector
 from replay_server_client.ingress import CollectorStatistics
@@ -54,6 +55,7 @@ __all__ = [
     "SchemaMismatch",
     "ServerClosing",
     "ServerGone",
+    "Trace",
 ]
 
 _LOADED_BY_NAME = {"Learner": "replay_server_client.learner", "Batch": "replay_server_client.batch"}

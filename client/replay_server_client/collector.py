@@ -17,6 +17,7 @@ import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
 from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerGone
 from replay_server_protocol.schema import Schema
+from replay_server_protocol.trace import CALLING_THREAD, Trace
 
 from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
@@ -60,11 +61,12 @@ class Collector:
         counted: bool = True,
         linger: float = 0.1,
         run_id: str | None = None,
+        trace: Trace | None = None,
     ) -> Self:
         """Attaches to ``server`` (default: $REPLAY_SERVER_NAME, else "default") and maps this collector's slots.
 
         ``lanes`` environments are interleaved in every ``write``. ``timeout`` is also the default of later waits; ``counted=False``
-        keeps the rows out of samples-per-insert. Waits for a server; raises ServerGone if none came, ReplayTimeout if its ring did not,
+        keeps the rows out of samples-per-insert; ``trace`` records writes, waits for credit and publishes. Waits for a server; raises ServerGone if none came, ReplayTimeout if its ring did not,
         and what the server refused: SchemaMismatch, BudgetExceeded, AttachRefused.
         """
         if not isinstance(schema, Schema):
@@ -78,7 +80,7 @@ class Collector:
         hello = CollectorHello(own_name, schema, lanes, counted, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello)
         try:
-            ingress = Ingress(connection, hello)
+            ingress = Ingress(connection, hello, trace)
             ingress.attach(deadline)
             return cls(ingress, schema, lanes, own_name, timeout, linger)
         except BaseException:
@@ -103,6 +105,8 @@ class Collector:
         as lost. Raises ServerGone when no other came in time, ServerClosing when the server stops in good order.
         """
         ingress = self._usable()
+        trace = ingress.trace
+        begin_ns = trace.now_ns() if trace is not None else 0
         deadline = Deadline(self._timeout if timeout is None else timeout)
         block = self._reader.read(rows, mask, final_mask, final)
         taken = 0
@@ -117,6 +121,8 @@ class Collector:
             ingress.chains.cut_all()
             late.details["rows_written"] = taken
             raise
+        if trace is not None:
+            trace.record(CALLING_THREAD, "write", begin_ns, trace.now_ns(), rows=taken)
 
     def cut(self, lanes: object) -> None:
         """Ends these lanes' chains here without an episode end: a number, a sequence of numbers, or bool[lanes]."""

@@ -18,6 +18,8 @@ from replay_server_client.mailbox import MailPoster
 from replay_server_client.mapping import Ring
 from replay_server_client.proven_ring import ProvenRing
 
+ASK_AGAIN_NS = 1_000_000_000
+"""A request without an answer for so long is repeated with its number."""
 IDLE_NAP_S = 0.5
 
 R = TypeVar("R", bound="Requester")
@@ -41,7 +43,10 @@ class Requester(Protocol):
 
 
 class Conversation:
-    """One learner's side. ``closing`` is set when the server said that it stops, until somebody takes it; ``reason`` when it explained a wait."""
+    """One learner's side.
+
+    ``closing`` is set when the server said that it stops, until somebody raises it; ``reason`` once it has explained a wait.
+    """
 
     def __init__(self, connection: Connection, proven: ProvenRing) -> None:
         self.connection = connection
@@ -70,7 +75,7 @@ class Conversation:
         return requester
 
     def advance(self) -> None:
-        """Takes every message and sends what follows. A lost server is noted and its ring unmapped; a closing one is told BYE after that."""
+        """Takes every message and sends what follows. A lost server's ring is unmapped; a closing server is told BYE after that."""
         if not self.connection.is_attached:
             return
         try:
@@ -97,24 +102,27 @@ class Conversation:
 
     def ask_reason(self, sampler: int, number: int) -> None:
         """Asks what is missing for a request, or for the ring as long as there is none."""
-        what = "ring" if self.ring is None else "sample"
         self.reason = None
-        self.connection.send(Explain(self.connection.session, self.connection.generation, what, sampler, number))
+        session, generation = self.connection.session, self.connection.generation
+        self.connection.send(Explain(session, generation, "ring" if self.ring is None else "sample", sampler, number))
 
-    def start_post(self, name: str, arrays: Mapping[str, object]) -> None:
-        self._posted_in = self.connection.session
-        self._poster.start(name, arrays)
+    def begin_post(self) -> None:
+        """The next ``posted`` starts a post of its own."""
+        self._posted_in = 0
 
     def posted(self, name: str, arrays: Mapping[str, object]) -> int | None:
-        """The version that the post became, None while it is under way; starts it again if its session was lost."""
+        """The version that the post became, None while it is under way; starts it, and again if its session was lost."""
         if self._posted_in != self.connection.session:
-            self.start_post(name, arrays)
+            self._poster.start(name, arrays)
+            self._posted_in = self.connection.session
             self.advance()
         return self._poster.version if self.connection.is_attached else None
 
     def _round(self) -> bool:
         while (message := self.connection.receive_nowait()) is not None:
             self._take(message)
+        if self.ring is None:
+            return False  # the server takes no request before the mapping is proved
         now_ns = time.monotonic_ns()
         has_sent = False
         for requester in self._requesters:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 
 from replay_server_protocol.errors import ServerGone
 from replay_server_protocol.schema import Schema
+from replay_server_protocol.trace import Trace
 
 from replay_server_client.connection import Connection
 from replay_server_client.conversation import IDLE_NAP_S, Conversation, R
@@ -38,8 +39,9 @@ _ABANDON_S = 1.0
 class Engine:
     """Drives one conversation. ``attached`` counts sessions."""
 
-    def __init__(self, connection: Connection, device: str, expected: Schema | None) -> None:
+    def __init__(self, connection: Connection, device: str, expected: Schema | None, trace: Trace | None = None) -> None:
         self.connection = connection
+        self.trace = trace
         self.conversation = Conversation(connection, ProvenRing(connection, device, expected))
         self.attached = 0
         self._pid = os.getpid()
@@ -120,9 +122,7 @@ class Engine:
             version = self.conversation.posted(name, arrays)
             return version is not None
 
-        with self._turn:
-            if self.connection.is_attached:
-                self.conversation.start_post(name, arrays)
+        self.act(self.conversation.begin_post)
         self.drive(is_posted, deadline)
         return version
 

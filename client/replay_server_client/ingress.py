@@ -15,6 +15,7 @@ from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerC
 from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
+from replay_server_protocol.trace import CALLING_THREAD, Trace
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
@@ -60,8 +61,9 @@ class CollectorHello:
 class Ingress:
     """``slots`` are those of the present session, None while there is none; everything else outlives sessions."""
 
-    def __init__(self, connection: Connection, hello: CollectorHello) -> None:
+    def __init__(self, connection: Connection, hello: CollectorHello, trace: Trace | None = None) -> None:
         self.connection = connection
+        self.trace = trace
         self.slots: LentSlots | None = None
         self.chains = LaneChains(hello.lanes)
         self.mail = MailReader(connection)
@@ -126,7 +128,10 @@ class Ingress:
                 if is_done():
                     return
         finally:
-            self.counts.waited_s += time.monotonic() - started
+            ended = time.monotonic()
+            self.counts.waited_s += ended - started
+            if self.trace is not None and what == "credit":
+                self.trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
         raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s; {self._ask_reason(what)}")
 
     @contextlib.contextmanager
@@ -174,7 +179,7 @@ class Ingress:
         differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
         if differences:
             raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
-        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts)
+        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.trace)
         connection.send(Mapped(connection.session, connection.generation))
         return self.slots
 

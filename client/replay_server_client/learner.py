@@ -14,6 +14,7 @@ from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerC
 from replay_server_protocol.messages import PROTOCOL_VERSION, Hello
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
+from replay_server_protocol.trace import Trace
 
 from replay_server_client.batch import Batch
 from replay_server_client.connection import Connection
@@ -67,12 +68,14 @@ class Learner:
         timeout: float | None = 10.0,
         schema: Schema | None = None,
         run_id: str | None = None,
+        trace: Trace | None = None,
     ) -> Self:
         """Attaches; returns as soon as the server answers, before there is a ring.
 
         ``device`` is where batches lie: auto (the ring's GPU, a GPU for a host ring, else the CPU), cpu, cuda or cuda:N. Learners of one
         ``name`` and ``seed`` draw the same rows; the name defaults to rankN under torchrun, else "learner". ``prefetch`` batches of each
-        request are made ready ahead. With ``schema`` the ring's must fit; with ``run_id`` the server's must be it.
+        request are made ready ahead. With ``schema`` the ring's must fit; with ``run_id`` the server's must be it. ``trace`` records
+        boundaries (the calls of ``sample``), requests and gathers; ``with trace.span("update"):`` adds the learner's own windows.
 
         Raises ServerGone when none answers within ``timeout`` seconds, AttachRefused or SchemaMismatch when it refuses, InvalidRequest.
         """
@@ -103,7 +106,7 @@ class Learner:
             )
 
         connection = Connection(Endpoints.resolve(server_name, run_dir), hello)
-        engine = Engine(connection, device, schema)
+        engine = Engine(connection, device, schema, trace)
         try:
             engine.attach(Deadline(timeout))
             engine.start()

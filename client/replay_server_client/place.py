@@ -29,6 +29,11 @@ class Place:
     def happen(self, event: BufferEvent) -> None:
         self.state = move(BUFFER, self.state, event)
 
+    def has_had(self, grant: Grant) -> bool:
+        """Whether ``grant`` is a repeat of this place's last one. Lease numbers start again with each generation."""
+        last = self.grant
+        return last is not None and (last.lease, last.generation, last.session) == (grant.lease, grant.generation, grant.session)
+
     def granted(self) -> Grant:
         if self.grant is None:
             raise ProtocolViolation(f"batch buffer {self.memory.number} is {self.state.value} without a grant")

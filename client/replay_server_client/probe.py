@@ -6,9 +6,7 @@ from replay_server_protocol.errors import ReplayError
 from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
 
 from replay_server_client.connection import Connection, error_of
-
-_ASK_AGAIN_NS = 1_000_000_000
-_IDLE_NAP_S = 0.5
+from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
 
 
 class Probe:
@@ -40,7 +38,7 @@ class Probe:
         self._is_wanted = False
 
     def advance(self, now_ns: int) -> bool:
-        if not self._is_wanted or self._is_granted or self._error is not None or now_ns - self._asked_ns < _ASK_AGAIN_NS:
+        if not self._is_wanted or self._is_granted or self._error is not None or now_ns - self._asked_ns < ASK_AGAIN_NS:
             return False
         self._asked_ns = now_ns
         connection = self._connection
@@ -59,4 +57,4 @@ class Probe:
         self._is_granted = False
 
     def nap_s(self) -> float:
-        return _IDLE_NAP_S
+        return IDLE_NAP_S

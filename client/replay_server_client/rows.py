@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ class RowBlock:
     ``final`` holds (field's place in the schema, array of full length); only its rows of ``final_mask`` are ever read.
     """
 
+    device: ClassVar[None] = None  # a DeviceBlock's says where it lies
     rows: int
     arrays: tuple[Array, ...]
     mask: Bools | None = None
@@ -53,14 +55,14 @@ class RowReader:
         """The block of ``rows``. Raises RowsRejected naming the field and what would be right."""
         given = self._named(rows)
         arrays = [_array_of(field, dtype, given[field.name]) for field, dtype, _ in self._wanted]
-        n = self._leading(arrays[0])
+        n = self._leading(arrays[0].shape)
         kept = _mask_of("mask", mask, n)
         if kept is not None and kept.all():
             kept = None
         for index, (field, dtype, shape) in enumerate(self._wanted):
             array = arrays[index]
             if array.shape != (n, *shape):
-                raise self._misshapen(field, array, n)
+                raise self._misshapen(field, array.shape, n)
             if array.dtype != dtype:
                 arrays[index] = _cast(field, array, kept)
         if final_mask is None and final is None:
@@ -87,11 +89,11 @@ class RowReader:
             if name not in self._names:
                 raise RowsRejected(f"field {name!r} is not in the schema, which has {', '.join(self.schema.names)}", field=name)
 
-    def _leading(self, first: Array) -> int:
+    def _leading(self, first: tuple[int, ...]) -> int:
         name = self.schema.fields[0].name
-        if first.ndim == 0:
+        if not first:
             raise RowsRejected(f"field {name!r}: a single value; the leading dimension must count rows", field=name)
-        n = len(first)
+        n = first[0]
         if n % self.lanes:
             raise RowsRejected(
                 f"{n} rows (by field {name!r}) are no whole steps of {self.lanes} lanes: give a multiple of {self.lanes}, time-major "
@@ -102,11 +104,11 @@ class RowReader:
             )
         return n
 
-    def _misshapen(self, field: PlacedField, array: Array, n: int) -> RowsRejected:
-        if array.ndim and array.shape[1:] == field.shape:
-            words = f"{len(array)} rows, field {self.schema.fields[0].name!r} has {n}; every field needs the same leading dimension"
+    def _misshapen(self, field: PlacedField, shape: tuple[int, ...], n: int) -> RowsRejected:
+        if shape and shape[1:] == field.shape:
+            words = f"{shape[0]} rows, field {self.schema.fields[0].name!r} has {n}; every field needs the same leading dimension"
         else:
-            words = f"shape {array.shape}, must be {(n, *field.shape)}: {n} rows of {field.describe()}"
+            words = f"shape {shape}, must be {(n, *field.shape)}: {n} rows of {field.describe()}"
         return RowsRejected(f"field {field.name!r}: {words}", field=field.name)
 
     def _kept_before(self, kept: Bools | None) -> npt.NDArray[np.int64] | None:
@@ -115,22 +117,39 @@ class RowReader:
         counts = kept.reshape(-1, self.lanes).sum(1)
         return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
-    def _final(self, final: Mapping[str, object], ends: Bools | None, n: int) -> tuple[tuple[int, Array], ...]:
+    def _named_final(self, final: Mapping[str, object]) -> Mapping[str, object]:
         flat = dict(_flatten(final))
         self._check_known(flat)
+        return flat
+
+    def _misshapen_final(self, name: str, shape: tuple[int, ...], n: int) -> RowsRejected:
+        return RowsRejected(
+            f"final field {name!r}: shape {shape}, must be {(n, *self.schema[name].shape)}: the full leading dimension, of which only rows of "
+            "final_mask are read",
+            field=name,
+        )
+
+    def _final(self, final: Mapping[str, object], ends: Bools | None, n: int) -> tuple[tuple[int, Array], ...]:
         patches = []
-        for name, value in flat.items():
+        for name, value in self._named_final(final).items():
             index = self._index_of[name]
             field, dtype, shape = self._wanted[index]
             array = _array_of(field, dtype, value, "final ")
             if array.shape != (n, *shape):
-                raise RowsRejected(
-                    f"final field {name!r}: shape {array.shape}, must be {(n, *shape)}: the full leading dimension, of which only rows of "
-                    "final_mask are read",
-                    field=name,
-                )
+                raise self._misshapen_final(name, array.shape, n)
             patches.append((index, array if array.dtype == dtype else _cast(field, array, ends)))
         return tuple(patches)
+
+
+def on_gpu(rows: object) -> object:
+    """A CUDA tensor among the values of ``rows``, or None. One lookup where torch was never imported."""
+    if "torch" not in sys.modules or not isinstance(rows, Mapping):
+        return None
+    for value in rows.values():
+        found = on_gpu(value) if isinstance(value, Mapping) else value
+        if getattr(found, "is_cuda", False) is True:
+            return found
+    return None
 
 
 def as_array(value: object) -> tuple[Array, str]:

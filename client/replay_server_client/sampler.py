@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING
 from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError, ReplayTimeout
 from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
 from replay_server_protocol.states import BufferEvent, BufferState
+from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.batch import Batch, BatchBuffer
 from replay_server_client.connection import error_of
+from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.draw import DRAWS
 from replay_server_client.gather import make_gather
@@ -37,12 +39,11 @@ if TYPE_CHECKING:
     from replay_server_client.engine import Engine
     from replay_server_client.mapping import Ring
 
-_ASK_AGAIN_NS = 1_000_000_000
 _MOST_LATE = 3
 _GATHER_NAP_S = 50e-6
 _RETURN_NAP_S = 200e-6
-_IDLE_NAP_S = 0.5
 _READY = BufferState.READY
+_REQUESTS, _GATHERS = "requests", "gathers"
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class Sampler:
         self.request = request
         self.counters = Counters()
         self._engine = engine
+        self._trace = engine.trace
         self._owner = owner  # a learner that nobody else holds must not end under its sampler
         self._ordinal = ordinal
         self._seeds = seeds
@@ -71,7 +73,8 @@ class Sampler:
         self._kind: tuple[object, ...] = ()
         self._turn = 0
         self._lent: tuple[Batch, Place] | None = None
-        self._min_committed = 0
+        self._min_committed = 0  # what the waiting call asks for
+        self._expected = 0  # what every batch still to come must reach
         self._is_waited_for = False
         self._late_in_a_row = 0
         self._error: ReplayError | None = None
@@ -84,12 +87,28 @@ class Sampler:
 
         Raises InvalidRequest for what can never be met, ReplayTimeout naming what was missing, ServerClosing, ServerGone.
         """
+        trace = self._trace
+        begin_ns = trace.now_ns() if trace is not None else 0
         self._engine.connection.check_process()
         self._give_back()
         place = self._places[self._turn] if self._places else None
         if place is None or place.state is not _READY or self._ring is None or place.committed < min_committed:
             place = self._wait(min_committed, timeout)
-        return self._lend(place)
+        batch = self._lend(place)
+        if trace is not None:
+            trace.record(CALLING_THREAD, "boundary", begin_ns, trace.now_ns(), number=batch.number, committed=batch.window[1])
+        return batch
+
+    def expect(self, min_committed: int) -> None:
+        """Says ahead which seq the batches still to come must reach, so that the prefetched one is fresh when ``sample`` wants it.
+
+        For a learner in step with its collectors: told at the start of an update, the next batch waits at the server for the rows of that
+        update and is gathered behind it. Sends at most one message; never waits. A batch that is ready and too old is dropped.
+        """
+        self._engine.connection.check_process()
+        if not is_count(min_committed, 0):
+            raise InvalidRequest(f"min_committed={min_committed!r}: a seq, at least 0")
+        self._engine.act(lambda: self._raise_expectation(min_committed))
 
     # The caller's thread, without the lock
 
@@ -136,6 +155,19 @@ class Sampler:
 
     # Under the engine's lock
 
+    def _raise_expectation(self, min_committed: int) -> None:
+        self._expected = min_committed
+        for place in self._places:
+            if place.state is _READY and place.committed < min_committed:
+                place.happen(BufferEvent.STALE)
+                self.counters.dropped += 1
+            elif place.state is BufferState.REQUESTED and place.asked_committed < min_committed:
+                place.asked_ns = 0
+
+    @property
+    def _wanted(self) -> int:
+        return max(self._min_committed, self._expected)
+
     def _is_ready(self) -> bool:
         """Whether the turn's batch may be handed out; sees to it that the right one is under way. The caller's thread only."""
         ring = self._engine.conversation.proved_ring()
@@ -147,13 +179,13 @@ class Sampler:
         if ring is not self._ring:
             self._bind(ring)
         place = self._places[self._turn]
-        if place.state is _READY and place.committed < self._min_committed:
+        if place.state is _READY and place.committed < self._wanted:
             place.happen(BufferEvent.STALE)
             self.counters.dropped += 1
-        if place.state is BufferState.FREE or place.asked_committed != self._min_committed:
+        if place.state is BufferState.FREE or place.asked_committed != self._wanted:
             place.asked_ns = 0  # ask, or ask again for what this call wants
             self._engine.conversation.advance()
-        return place.state is _READY and self._ring is not None and place.committed >= self._min_committed
+        return place.state is _READY and self._ring is not None and place.committed >= self._wanted
 
     def _bind(self, ring: Ring) -> None:
         """Points every batch buffer at ``ring``; the buffers stay the same while schema and device do."""
@@ -190,7 +222,7 @@ class Sampler:
             if place.state is BufferState.FREE and self._error is None and (self._period > 1 or self._is_waited_for):
                 place.happen(BufferEvent.REQUEST)
                 place.asked_ns = 0
-            if place.state is BufferState.REQUESTED and now_ns - place.asked_ns >= _ASK_AGAIN_NS:
+            if place.state is BufferState.REQUESTED and now_ns - place.asked_ns >= ASK_AGAIN_NS:
                 self._ask(place, now_ns)
                 has_sent = True
         return has_sent
@@ -198,7 +230,7 @@ class Sampler:
     def granted(self, grant: Grant) -> None:
         """Starts the gather, unless the grant is of no use: its place waits for another, or its time is up, or its window is too old."""
         place = next((p for p in self._places if p.number == grant.number), None)
-        if place is not None and place.grant is not None and place.grant.lease == grant.lease:
+        if place is not None and place.has_had(grant):
             return  # repeated: the request was repeated while the grant was under way
         if place is None or place.state is not BufferState.REQUESTED or self._ring is None:
             self._release(grant, is_used=False)
@@ -215,6 +247,8 @@ class Sampler:
         place.happen(BufferEvent.GRANT)
         place.committed = grant.committed
         place.submitted_ns = time.monotonic_ns()
+        if self._trace is not None and place.asked_ns:  # 0: it was about to be asked for again
+            self._trace.record(_REQUESTS, "request", place.asked_ns, place.submitted_ns, number=place.number, committed=grant.committed)
         place.gather.submit((key, grant.tail, grant.committed - grant.tail))
 
     def refused(self, refused: Refused) -> None:
@@ -225,22 +259,21 @@ class Sampler:
                 place.happen(BufferEvent.FORGET)
 
     def forget(self) -> None:
-        """Ready batches stay, for the caller to drop when it binds to the next ring."""
+        """Ready batches stay as they are: they are the caller's, who drops them when it binds to the next ring."""
         self._ring = None
         for place in self._places:
             if place.state in (BufferState.REQUESTED, BufferState.GATHERING):
                 place.happen(BufferEvent.FORGET)
             place.gather.unbind()
-            place.grant = None
 
     def nap_s(self) -> float:
         states = {place.state for place in self._places} if self._ring is not None else set()
         if BufferState.GATHERING in states:
             return _GATHER_NAP_S
-        return _RETURN_NAP_S if BufferState.RETURNING in states else _IDLE_NAP_S
+        return _RETURN_NAP_S if BufferState.RETURNING in states else IDLE_NAP_S
 
     def _ask(self, place: Place, now_ns: int) -> None:
-        place.asked_ns, place.asked_committed = now_ns, self._min_committed
+        place.asked_ns, place.asked_committed = now_ns, self._wanted
         connection, request = self._engine.connection, self.request
         connection.send(
             Sample(
@@ -258,6 +291,8 @@ class Sampler:
         """The gather was seen complete; only now the clock is read. In this order a batch in time was not overwritten while it was read."""
         now_ns = time.monotonic_ns()
         grant = place.granted()
+        if self._trace is not None:
+            self._trace.record(_GATHERS, "gather", place.submitted_ns, now_ns, number=place.number, committed=grant.committed)
         is_late = now_ns > grant.deadline_ns
         is_stale = grant.committed < place.asked_committed
         self._release(grant, is_used=not (is_late or is_stale))

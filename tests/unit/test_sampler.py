@@ -318,6 +318,17 @@ def test_lost_server_is_attached_to_again_within_the_call_and_buffers_keep_their
     assert learner.statistics().generations == 2
 
 
+def test_lease_numbers_of_the_next_server_are_no_repeats_of_the_last_ones(make: Make, server: GrantingConnection) -> None:
+    learner = make()
+    learner.sample(8)
+    for _ in range(3):
+        server.ends = lambda: ServerGone("gone")
+        learner.progress()
+        for _ in range(4):
+            learner.sample(8, timeout=0.2)
+    assert learner.statistics().batches == 13
+
+
 def test_closing_server_is_told_bye_after_the_ring_is_unmapped_and_the_next_call_says_so(make: Make, server: GrantingConnection) -> None:
     learner = make()
     batch = learner.sample(8)
