@@ -60,6 +60,7 @@ class ServerConfig:
     log_level: str = _option("info", "debug, info, warning or error", choices=("debug", "info", "warning", "error"))
     parent_pid: int | None = _option(None, "stop when this process ends", "PID", hidden=True)
     debug_copy_delay: float = _option(0.0, "tests: seconds every copy into the ring takes longer", hidden=True)
+    debug_profile: str | None = _option(None, "tests: write what CUDA did while serving there at the end, as a Chrome trace (needs torch)", "FILE", hidden=True)
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -12,12 +12,13 @@ import zmq
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
 from replay_server_protocol.messages import ClientMessage, Closing, Credit, Grant, Hello, Ping, Stale
-from replay_server_protocol.process import ProcessIdentity
+from replay_server_protocol.process import ProcessIdentity, spin_s
 from replay_server_protocol.states import SessionEvent, SessionState
 from replay_server_protocol.trace import check_writable
 
 from replay_server.attach import AttachDesk
 from replay_server.config import ServerConfig
+from replay_server.debug_profile import recorded
 from replay_server.dispatch import Dispatch
 from replay_server.replay import Phase, Replay
 from replay_server.run_directory import RunDirectory
@@ -52,6 +53,8 @@ class Server:
         self._closing_until_s: float | None = None
         self._tend_at_s = 0.0
         self._made_progress = True
+        self._spin_s = spin_s()
+        self._spin_until_s = 0.0
         self._is_read_empty = False
         self._catches_signals = False
         try:
@@ -68,6 +71,10 @@ class Server:
         """Serves until ``stop`` and the clients' detaching, at most CLOSING_GRACE_S after it."""
         replay = self.replay
         log.info("serving %r in %s (pid %d, generation %d)", replay.directory.endpoints.name, replay.directory.endpoints.run_dir, os.getpid(), replay.generation)
+        with recorded(replay.config.debug_profile):
+            self._serve()
+
+    def _serve(self) -> None:
         while not self._is_finished():
             self._wait()
             self._receive()
@@ -151,10 +158,14 @@ class Server:
         return len(self.replay.sessions) == 0 or time.monotonic() >= self._closing_until_s
 
     def _wait(self) -> None:
-        """Sleeps until a socket, a death, a signal or a timer, unless the last turn got something done or copies are in flight."""
+        """Sleeps until a socket, a death, a signal or a timer, unless something got done just now or copies are in flight."""
         store = self.replay.store
-        if self._made_progress or (store is not None and store.ingress.slots_in_flight):
+        now_s = time.monotonic()
+        if self._made_progress:
             self._made_progress = False
+            self._spin_until_s = now_s + self._spin_s
+            return
+        if now_s < self._spin_until_s or (store is not None and store.ingress.slots_in_flight):
             return
         if store is not None and not store.ingress.is_consistent():
             raise ReplayError("this is a bug of the server: rows in flight don't add up")
@@ -162,7 +173,6 @@ class Server:
         deadline_ns = self.replay.leases.next_deadline_ns
         if deadline_ns is not None:
             until_s = min(until_s, deadline_ns / 1e9)
-        now_s = time.monotonic()
         if self._status.rest_until_s > now_s:
             until_s = min(until_s, self._status.rest_until_s)
         self._poller.modify(self._status.socket, zmq.POLLIN if self._status.rest_until_s <= now_s else 0)

@@ -109,6 +109,7 @@ def serial_ms(options: Options) -> list[float]:
             Collector.connect(server.name, schema=schema, lanes=SLOT_ROWS, **where) as collector,
             Learner.connect(server.name, device=options.device, seed=options.seed, prefetch=0, **where) as learner,
         ):
+            learner.progress()  # the caller drives, as the peer's does
             for tick in range(ticks):
                 start_s = time.perf_counter()
                 collector.write(rows)

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
@@ -23,9 +23,12 @@ from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_client.ingress import CollectorHello, CollectorStatistics, Ingress
 from replay_server_client.mailbox import Mail
-from replay_server_client.rows import RowReader
+from replay_server_client.rows import RowReader, on_gpu
 from replay_server_client.slot_writer import LentSlot, SlotWriter
 from replay_server_client.slots import LentSlots
+
+if TYPE_CHECKING:
+    from replay_server_client.device_rows import DeviceReader
 
 _CLOSE_WAIT_S = 5.0
 
@@ -42,6 +45,7 @@ class Collector:
         self.schema = schema
         self._ingress = ingress
         self._reader = RowReader(schema, lanes)
+        self._device_reader: DeviceReader | None = None
         self._timeout = timeout
         self._linger = linger
         self._is_lending = False
@@ -99,7 +103,9 @@ class Collector:
         """Takes rows: a mapping (nested ones are flattened with dots) of arrays ``[n, …]``, time-major over all lanes.
 
         Only rows where ``mask`` (bool[n]) are kept. Where ``final_mask``, the fields of ``final`` (full length) stand in for those of
-        ``rows``: an episode's last next observation. Waits for credits for ``timeout`` seconds (default: that of ``connect``) and
+        ``rows``: an episode's last next observation. Where a field is a CUDA tensor the rows are packed on its GPU, on the caller's current
+        stream, and this call waits for no work of the GPU (but the first one sets up): a full slot is published by the first call that
+        finds its copy done, so ``flush`` before a pause. Waits for credits for ``timeout`` seconds (default: that of ``connect``) and
         raises ReplayTimeout, whose ``rows_written`` leading rows were taken; the rest may be written again. Raises RowsRejected with
         nothing written. When the server is lost it attaches to the next one and goes on: what was in flight, also of this call, is counted
         as lost. Raises ServerGone when no other came in time, ServerClosing when the server stops in good order.
@@ -108,12 +114,14 @@ class Collector:
         trace = ingress.trace
         begin_ns = trace.now_ns() if trace is not None else 0
         deadline = Deadline(self._timeout if timeout is None else timeout)
-        block = self._reader.read(rows, mask, final_mask, final)
+        gpu_tensor = on_gpu(rows)
+        reader = self._reader.read if gpu_tensor is None else self._gpu_reader(gpu_tensor).read_device
+        block = reader(rows, mask, final_mask, final)
         taken = 0
         try:
             while taken < block.rows:
                 with ingress.outliving_server(deadline):
-                    slots, writer = ingress.open_writer(deadline)
+                    slots, writer = ingress.open_writer(deadline, block.device)
                     taken += slots.place(block, taken)
                     if writer.is_full or taken < block.rows or slots.open_for_s >= self._linger:
                         slots.publish()
@@ -249,4 +257,14 @@ class Collector:
             with ingress.outliving_server(deadline):
                 if ingress.slots is not None:
                     ingress.slots.publish()
-                return ingress.open_writer(deadline)
+                slots, writer = ingress.open_writer(deadline)
+                assert writer.device is None  # as asked for
+                return slots, writer
+
+    def _gpu_reader(self, tensor: object) -> DeviceReader:
+        """Loads torch's side of the collector, which whoever gave the tensor has imported, and stays with that tensor's GPU."""
+        if self._device_reader is None:
+            from replay_server_client.device_rows import CudaDevice, DeviceReader
+
+            self._device_reader = DeviceReader(self.schema, self.lanes, CudaDevice(tensor.device))  # type: ignore[attr-defined]
+        return self._device_reader

@@ -147,16 +147,24 @@ class Connection:
                 return message
             self.sleep(left)
 
-    def sleep(self, timeout_s: float, also: Iterable[int] = ()) -> None:
+    def sleep(self, timeout_s: float, also: Iterable[int] = (), spin_s: float = 0.0) -> None:
         """Waits until a message may be there, the server died, or one of ``also`` (file descriptors) is readable; at most half a second.
 
-        Only after the socket was read empty: its descriptor signals changes, not contents.
+        Only after the socket was read empty: its descriptor signals changes, not contents. Spins for ``spin_s`` before it sleeps, letting
+        other threads run.
         """
         poll = select.poll()
         for fd in (self._socket_fd, self._server_pidfd, *also):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        poll.poll(min(timeout_s, _LONGEST_SLEEP_S) * 1000)
+        left_s = min(timeout_s, _LONGEST_SLEEP_S)
+        spin_until_s = time.monotonic() + min(left_s, spin_s)
+        while spin_s and time.monotonic() < spin_until_s:
+            if poll.poll(0):
+                left_s = 0.0
+                break
+            time.sleep(0)
+        poll.poll(left_s * 1000)
         self._look_again_s = 0.0
 
     def detach(self) -> None:

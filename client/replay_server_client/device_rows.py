@@ -165,7 +165,9 @@ class _Staging:
 class DeviceSlot:
     """Fills one slot from the device; stands where a SlotWriter stands. ``rows`` counts the rows placed, masked ones among them."""
 
-    def __init__(self, writer: SlotWriter, staging: _Staging, schema: Schema, device: Device, placed: LaneChains, settled: LaneChains) -> None:
+    def __init__(
+        self, writer: SlotWriter, staging: _Staging, schema: Schema, device: Device, placed: LaneChains, settled: LaneChains
+    ) -> None:
         self.index = writer.index
         self.device = device
         self.rows = 0

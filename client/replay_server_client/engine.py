@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from replay_server_protocol.errors import ServerGone
+from replay_server_protocol.process import spin_s
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import Trace
 
@@ -49,6 +50,7 @@ class Engine:
         self._turn = threading.Condition(threading.Lock())
         self._is_driven_by_caller = False
         self._is_closed = False
+        self._spin_s = spin_s()
         self._is_abandoned = False
         self._thread: threading.Thread | None = None
         self._wake = Wake()
@@ -95,6 +97,7 @@ class Engine:
         Raises what the background thread met, ServerClosing when the server said so, ServerGone when none answers until the deadline.
         """
         self._park_thread()
+        spin_until_s = time.monotonic() + self._spin_s
         try:
             while True:
                 self._raise_failure()
@@ -109,7 +112,7 @@ class Engine:
                     continue
                 if deadline.has_passed:
                     return False
-                self._sleep(min(nap_s, deadline.remaining_s))
+                self._sleep(min(nap_s, deadline.remaining_s), spin_until_s)
         finally:
             self._resume_thread()
 
@@ -172,7 +175,7 @@ class Engine:
                 except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to: the next call raises it
                     self._failure = error
                 nap_s = self.conversation.nap_s()
-            self._sleep(nap_s, self._wake.fd)
+            self._sleep(nap_s, 0.0, self._wake.fd)
         if self._is_abandoned:
             self.close()
 
@@ -194,11 +197,13 @@ class Engine:
                 relax_capture_mode()
         return ring is not None
 
-    def _sleep(self, nap_s: float, *also: int) -> None:
+    def _sleep(self, nap_s: float, spin_until_s: float, *also: int) -> None:
+        """Until a message may be there, or for a nap while the GPU works; until ``spin_until_s`` without really sleeping."""
+        spin_s = max(0.0, spin_until_s - time.monotonic()) if spin_until_s else 0.0
         if nap_s <= _SHORT_NAP_S:
-            time.sleep(nap_s)
+            time.sleep(0.0 if spin_s else nap_s)
             return
-        self.connection.sleep(nap_s, also)
+        self.connection.sleep(nap_s, also, spin_s)
         if also:
             self._wake.hush()
 

@@ -9,11 +9,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
 from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.process import ProcessIdentity, pid_namespace, spin_s
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
@@ -23,8 +23,13 @@ from replay_server_client.mailbox import MailReader
 from replay_server_client.slot_writer import LaneChains, SlotWriter
 from replay_server_client.slots import REPEAT_S, Counts, LentSlots
 
+if TYPE_CHECKING:
+    from replay_server_client.device_rows import Device, DeviceSlot
+
 _REASON_WAIT_S = 0.015
 """After the deadline, for the server's word on what was missing."""
+_LOOK_AT_GPU_S = 50e-6
+"""A slot's copy takes from a tenth of a millisecond on."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,7 @@ class Ingress:
         self.slots: LentSlots | None = None
         self.chains = LaneChains(hello.lanes)
         self.mail = MailReader(connection)
+        self._spin_s = spin_s()
         self.counts = Counts()
         self._hello = hello
         self._segment: SegmentLent | None = None
@@ -95,13 +101,19 @@ class Ingress:
                 self.connection.say_bye()
                 raise
 
-    def open_writer(self, deadline: Deadline) -> tuple[LentSlots, SlotWriter]:
-        """The open slot, or a free one after waiting for its credit. Attaches first if there is no session."""
+    def open_writer(self, deadline: Deadline, device: Device | None = None) -> tuple[LentSlots, SlotWriter | DeviceSlot]:
+        """The open slot, or a free one after waiting for its credit, for rows of the host or of ``device``. Attaches first if there is
+        no session."""
         slots = self.slots or self.attach(deadline)
+        slots.settle()
         if slots.writer is not None:
-            return slots, slots.writer
+            if slots.writer.device is device:
+                return slots, slots.writer
+            slots.publish()
+        if device is None and slots.unsettled:
+            self.wait(lambda: slots.unsettled == 0, deadline, "the GPU has not finished the rows before these")
         self.wait(lambda: slots.has_free, deadline, f"no credit: all {slots.depth} slots are published", "credit")
-        return slots, slots.open()
+        return slots, slots.open(device)
 
     def absorb(self) -> None:
         """Takes in every message that is there; never waits. Raises ServerGone and what the server refused."""
@@ -123,7 +135,7 @@ class Ingress:
             while not deadline.has_passed:
                 if self.slots is not None:
                     self.slots.repeat()
-                self.connection.sleep(min(deadline.remaining_s, REPEAT_S))
+                self._sleep(min(deadline.remaining_s, REPEAT_S))
                 self.absorb()
                 if is_done():
                     return
@@ -172,6 +184,14 @@ class Ingress:
         slots, self.slots = self.slots, None
         if slots is not None:
             slots.close()
+
+    def _sleep(self, timeout_s: float) -> None:
+        """Until a message may be there. While a GPU copies rows, whose end wakes nobody, only for a moment."""
+        if self.slots is None or not self.slots.unsettled:
+            self.connection.sleep(timeout_s, spin_s=self._spin_s)
+            return
+        time.sleep(min(timeout_s, _LOOK_AT_GPU_S))
+        self.slots.settle()
 
     def _map(self) -> LentSlots:
         lent, connection = self._segment, self.connection

@@ -124,8 +124,8 @@ class RowReader:
 
     def _misshapen_final(self, name: str, shape: tuple[int, ...], n: int) -> RowsRejected:
         return RowsRejected(
-            f"final field {name!r}: shape {shape}, must be {(n, *self.schema[name].shape)}: the full leading dimension, of which only rows of "
-            "final_mask are read",
+            f"final field {name!r}: shape {shape}, must be {(n, *self.schema[name].shape)}: the full leading dimension, of which only rows "
+            "of final_mask are read",
             field=name,
         )
 

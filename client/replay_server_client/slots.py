@@ -1,6 +1,7 @@
-"""The slots the server lent to one session: which are free, open or published, and which publishes are unanswered.
+"""The slots the server lent to one session: which are free, open, sealed or published, and which publishes are unanswered.
 
-Knows when to repeat, never waits. A slot is written again only after its credit, since only a credit makes it free.
+Knows when to repeat, never waits. A slot is written again only after its credit, since only a credit makes it free. Sealed slots are
+full and handed over in order, each once its bytes are in it: at once if the host wrote them, later if a GPU copies them there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Credit, Publish, SegmentLent
@@ -20,13 +22,19 @@ from replay_server_client.connection import Connection
 from replay_server_client.rows import RowBlock
 from replay_server_client.slot_writer import LaneChains, SlotPlan, SlotWriter
 
+if TYPE_CHECKING:
+    from replay_server_client.device_rows import Device, DeviceBlock, DeviceSlot, DeviceSlots
+
 REPEAT_S = 1.0
 """A publish is repeated after so long without a credit: libzmq drops what is queued when a connection breaks."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a collector has done, over all its sessions. Written = committed + rejected + in flight + lost."""
+    """What a collector has done, over all its sessions. Written = committed + rejected + in flight + lost.
+
+    Rows from a GPU count as written until their mask is seen, which is when their slot is handed over.
+    """
 
     rows_written: int = 0
     rows_committed: int = 0
@@ -59,7 +67,7 @@ class LentSlots:
             )
         self.depth = lent.depth
         self.slot_rows = lent.slot_rows
-        self.writer: SlotWriter | None = None
+        self.writer: SlotWriter | DeviceSlot | None = None
         self.committed = 0
         self._masked = 0  # rows left out by a mask since the last publish
         self._rejected = 0
@@ -68,8 +76,10 @@ class LentSlots:
         self._trace = trace
         self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
         slots = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
-        plan = SlotPlan(schema, chains, lent)
-        self._writers = [SlotWriter(i, slots[i].reshape(lent.slot_rows, schema.stride), plan) for i in range(lent.depth)]
+        self._plan = SlotPlan(schema, chains, lent)
+        self._writers = [SlotWriter(i, slots[i].reshape(lent.slot_rows, schema.stride), self._plan) for i in range(lent.depth)]
+        self._on_device: DeviceSlots | None = None
+        self._sealed: deque[SlotWriter | DeviceSlot] = deque()
         self._states = [SlotState.FREE] * lent.depth
         self._unanswered: deque[Publish] = deque()
         self._number = 0
@@ -85,34 +95,41 @@ class LentSlots:
         return self._states.count(SlotState.FREE)
 
     @property
+    def unsettled(self) -> int:
+        """Sealed slots that are not handed over."""
+        return len(self._sealed)
+
+    @property
     def unanswered(self) -> int:
-        """Publishes without a credit."""
-        return len(self._unanswered)
+        """Slots without a credit: published ones and those that will be without another word."""
+        return len(self._unanswered) + len(self._sealed)
 
     @property
     def rows_in_flight(self) -> int:
-        """Rows written and not credited: published ones and those of the open slot."""
-        return sum(publish.rows for publish in self._unanswered) + (self.writer.rows if self.writer else 0)
+        """Rows written and not credited: published ones and those of sealed and open slots."""
+        unpublished = sum(writer.rows for writer in self._sealed) + (self.writer.rows if self.writer else 0)
+        return unpublished + sum(publish.rows for publish in self._unanswered)
 
     @property
     def open_for_s(self) -> float:
         """How long ago the open slot was opened; 0 without one that has rows."""
         return time.monotonic() - self._opened_at if self.writer and self.writer.rows else 0.0
 
-    def open(self) -> SlotWriter:
-        """Opens a free slot; only when ``has_free``."""
+    def open(self, device: Device | None = None) -> SlotWriter | DeviceSlot:
+        """Opens a free slot for rows of the host, or of ``device``; only when ``has_free``, and for the host when nothing is unsettled:
+        it keeps account of lanes as it writes."""
         index = self._states.index(SlotState.FREE)
+        writer = self._host_writer(index) if device is None else self._device_writer(index, device)
         self._states[index] = move(SLOT, self._states[index], SlotEvent.OPEN)
-        writer = self._writers[index]
         writer.reset()
         self.writer, self._opened_at = writer, time.monotonic()
         return writer
 
-    def place(self, block: RowBlock, start: int) -> int:
+    def place(self, block: RowBlock | DeviceBlock, start: int) -> int:
         """Places what fits of ``block``, from its row ``start`` on, in the open slot. Returns how many of the block's rows were taken."""
         writer = self._open_writer()
         before = writer.rows
-        taken = writer.place(block, start)
+        taken = writer.place(block, start)  # type: ignore[arg-type]  # open() was told where the block lies
         kept = writer.rows - before
         self._masked += taken - kept
         self._counts.rows_masked += taken - kept
@@ -121,7 +138,9 @@ class LentSlots:
 
     def claim(self, rows: int) -> None:
         """Counts the first ``rows`` rows of the open, empty slot, which the caller wrote in place."""
-        self._open_writer().claim(rows)
+        writer = self._open_writer()
+        assert writer.device is None  # slot() lends no others
+        writer.claim(rows)
         self._counts.rows_written += rows
 
     def abandon(self) -> None:
@@ -132,18 +151,34 @@ class LentSlots:
             self.writer = None
 
     def publish(self) -> None:
-        """Hands the open slot over, if there is one with rows left in it. Its bytes are written by then; the message orders them."""
+        """Seals the open slot, if there is one with rows in it, and hands over what is settled."""
         writer = self.writer
-        if writer is None or writer.rows == 0:
-            return
+        if writer is not None and writer.rows:
+            writer.seal()
+            self._sealed.append(writer)
+            self.writer = None
+        self.settle()
+
+    def settle(self) -> None:
+        """Hands over sealed slots in order, up to the first whose bytes are not in it. Raises DeviceError."""
+        while self._sealed and self._sealed[0].is_settled:
+            self._hand_over(self._sealed.popleft())
+
+    def _hand_over(self, writer: SlotWriter | DeviceSlot) -> None:
+        """Publishes the rows left in the slot, or frees it. Its bytes are written by then; the message orders them."""
         trace = self._trace
         begin_ns = trace.now_ns() if trace is not None else 0
+        placed = writer.rows
         filled = writer.finish()
+        masked = placed - filled.rows - filled.rejected  # a DeviceSlot's: a SlotWriter places none
+        self._masked += masked
+        self._counts.rows_masked += masked
+        self._counts.rows_written -= masked
         self._rejected += filled.rejected
         self._counts.rows_rejected += filled.rejected
         self._counts.rows_nonfinite += filled.nonfinite
         if filled.rows == 0:
-            writer.reset()
+            self._states[writer.index] = move(SLOT, self._states[writer.index], SlotEvent.ABANDON)
             return
         session, generation = self._connection.session, self._connection.generation
         number, masked, rejected = self._number + 1, self._masked, self._rejected
@@ -154,7 +189,7 @@ class LentSlots:
         if not self._unanswered:
             self._quiet_since = time.monotonic()
         self._unanswered.append(message)
-        self._number, self._masked, self._rejected, self.writer = number, 0, 0, None
+        self._number, self._masked, self._rejected = number, 0, 0
         self._counts.publishes += 1
         self._connection.send(message)
         if trace is not None:
@@ -184,11 +219,27 @@ class LentSlots:
         """Lets go of the segment. Returns how many rows were in flight."""
         lost = self.rows_in_flight
         self.writer = None
+        self._sealed.clear()
+        if self._on_device is not None:
+            self._on_device.release()
+            self._on_device = None
         self._writers.clear()
         self._segment.close()
         return lost
 
-    def _open_writer(self) -> SlotWriter:
+    def _host_writer(self, index: int) -> SlotWriter:
+        if self._on_device is not None and (left := self._on_device.settled.take()) is not None:
+            self._plan.chains.cut(left)
+        return self._writers[index]
+
+    def _device_writer(self, index: int, device: Device) -> DeviceSlot:
+        if self._on_device is None:
+            from replay_server_client.device_rows import DeviceSlots
+
+            self._on_device = DeviceSlots(device, self._segment.bytes, self._plan, self.depth)
+        return self._on_device.slots[index]
+
+    def _open_writer(self) -> SlotWriter | DeviceSlot:
         if self.writer is None:
             raise ProtocolViolation("no slot is open")
         return self.writer

@@ -127,7 +127,7 @@ def _events(process: str, pid: int, spans: list[_Span]) -> list[Event]:
     named: list[Event] = [_name("process_name", pid, 0, f"{process} (pid {pid})")]
     timed: list[Event] = []
     tid = 0
-    for track in dict.fromkeys(span[2] for span in spans):
+    for track in sorted(dict.fromkeys(span[2] for span in spans), key=lambda track: track != CALLING_THREAD):
         for number, line in enumerate(_nesting(span for span in spans if span[2] == track)):
             tid += 1
             named.append(_name("thread_name", pid, tid, track if number == 0 else f"{track} {number + 1}"))
@@ -137,7 +137,7 @@ def _events(process: str, pid: int, spans: list[_Span]) -> list[Event]:
 
 
 def _nesting(spans: Iterable[_Span]) -> list[list[_Span]]:
-    """The spans of a track, on as few lines as first fit finds so that on each they nest or follow one another: a viewer can't show others."""
+    """The spans of a track on lines, by first fit: on each line they nest or follow one another, since a viewer shows no others."""
     lines: list[list[_Span]] = []
     open_ends: list[list[int]] = []  # of each line, the ends of the spans that the next one may lie in
     for span in sorted(spans, key=lambda span: (span[0], -span[1])):

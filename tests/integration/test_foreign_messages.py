@@ -99,7 +99,7 @@ def test_a_session_is_its_own_connections_only(server: ServerProcess) -> None:
         stolen = Publish(collector.connection.session, collector.connection.generation, 1, 0, 16, 0, 0, 0, b"", [])
         thief.connection.send(stolen)
         with pytest.raises(ServerGone, match="does not know this session"):
-            thief.connection.receive(5)
+            thief.receive(Grant)
         assert report_of(server)["counters"]["stale_messages"] == 1
         collector.publish(1, 0, 16)
         assert collector.wait_credit(1).committed == 16

@@ -1,0 +1,51 @@
+"""A learner dies by kill -9 while it holds a lease: the lease ends with it, ingest goes on, no row is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from support.markers import MARKERS, marker_steps
+from support.processes import Children
+from support.raw_client import RawLearner
+from support.reports import assert_conserved, wait_report
+from support.servers import ServerProcess
+
+from replay_server_client import Collector
+
+HOLDER = """
+    import sys, threading
+    from pathlib import Path
+    from replay_server_protocol.endpoints import Endpoints
+    from support.raw_client import RawLearner
+
+    name, run_dir = sys.argv[1:]
+    learner = RawLearner(Endpoints.resolve(name, Path(run_dir)), name="doomed")
+    grant = learner.grant(1, 8)
+    learner.ask(2, 8, min_committed=10**9)
+    print("holds a lease", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_the_lease_of_a_dead_learner_does_not_block_ingest(start_server: Callable[..., ServerProcess], children: Children) -> None:
+    server = start_server("--capacity", "64", "--slot-rows", "16", "--headroom", "16", "--lease", "600")
+    with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector:
+        collector.write(marker_steps(0, 1, 0, 64))
+        collector.flush()
+        child = children.script(HOLDER, server.name, str(server.run_dir))
+        child.wait_for("holds a lease")
+        assert wait_report(server, lambda found: found["learners"])["learners"][0]["open_leases"] == 1
+        collector.write(marker_steps(0, 1, 64, 48))
+        wait_report(server, lambda found: found["flow"]["state"] == "collectors_wait")
+        child.kill()
+        died_s = time.monotonic()
+        assert collector.flush(5) == 112
+        assert time.monotonic() - died_s < 2, "a death is seen at once, not at the lease's end in ten minutes"
+        report = wait_report(server, lambda found: not found["learners"])
+        assert_conserved(report)
+        counters = report["counters"]
+        assert (counters["batches_dropped"], counters["leases_revoked"], counters["sessions_lost"]) == (1, 0, 1)
+        assert report["flow"]["sampled_rows"] == 0, "what it never used is refunded"
+        with RawLearner(server.endpoints) as other:
+            assert other.window(1, "step")[1].tolist() == list(range(48, 112))
