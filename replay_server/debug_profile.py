@@ -11,7 +11,7 @@ from replay_server_protocol.errors import InvalidRequest
 
 @contextmanager
 def recorded(file: str | None) -> Iterator[None]:
-    """Records the block's kernels, copies, memsets and runtime calls (CUPTI) and writes them to ``file`` as a Chrome trace; None records nothing.
+    """Writes the block's kernels, copies, memsets and runtime calls to ``file`` as a Chrome trace; None records nothing.
 
     Takes the profiler of torch, which the daemon imports here and nowhere else, by name, so that the rule against it holds for all other
     code. Raises InvalidRequest where torch or its CUDA is missing.

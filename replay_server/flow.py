@@ -47,9 +47,11 @@ class Flow:
 
     def insert(self, rows: int) -> None:
         """Rows of a counted collector were reserved."""
-        free = min(rows, self._free_rows)
-        self._free_rows -= free
-        self.inserted += rows - free
+        if self._free_rows:
+            free = min(rows, self._free_rows)
+            self._free_rows -= free
+            rows -= free
+        self.inserted += rows
 
     def sample(self, rows: int) -> None:
         self.sampled += rows

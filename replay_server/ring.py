@@ -13,13 +13,12 @@ lease: ``reserved + n - ring_rows <= floor``, ``floor = min(tail, oldest tail am
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from replay_server_protocol.errors import ProtocolViolation
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The rows ``[first_seq, end_seq)`` of one slot."""
 
     first_seq: int
@@ -60,11 +59,15 @@ class Ring:
         return max(0, self.reserved - self.ring_rows)
 
     def floor(self, oldest_lease_tail: int | None) -> int:
-        return self.tail if oldest_lease_tail is None else min(self.tail, oldest_lease_tail)
+        tail = self.committed - self.capacity
+        if oldest_lease_tail is not None and oldest_lease_tail < tail:
+            return oldest_lease_tail
+        return tail if tail > 0 else 0
 
     def missing_rows(self, rows: int, oldest_lease_tail: int | None) -> int:
         """How many rows the floor must rise before a span of ``rows`` fits; 0 when it fits now."""
-        return max(0, self.reserved + rows - self.ring_rows - self.floor(oldest_lease_tail))
+        missing = self.reserved + rows - self.ring_rows - self.floor(oldest_lease_tail)
+        return missing if missing > 0 else 0
 
     def reserve(self, rows: int, oldest_lease_tail: int | None) -> Span:
         """Takes the next ``rows`` rows. Raises ProtocolViolation, and changes nothing, if they don't fit now."""

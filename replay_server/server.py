@@ -30,6 +30,8 @@ log = logging.getLogger("replay_server")
 
 CLOSING_GRACE_S = 2.0
 _TEND_EVERY_S = 0.1
+_BURY_EVERY_S = 0.002
+_BURY_WITHIN_S = 1.0
 _MESSAGES_A_TURN = 512
 _PARENT_TOKEN = 0
 _LOOP = "loop"
@@ -52,6 +54,7 @@ class Server:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing_until_s: float | None = None
         self._tend_at_s = 0.0
+        self._dying: dict[int, float] = {}  # sessions of dead processes, and until when their last messages are waited for
         self._made_progress = True
         self._spin_s = spin_s()
         self._spin_until_s = 0.0
@@ -288,7 +291,7 @@ class Server:
         if now_s < self._tend_at_s:
             return
         self._tend_at_s = now_s + _TEND_EVERY_S
-        self._bury_the_dead()
+        self._bury_the_dead(now_s)
         for session in self.replay.sessions:
             self._probe(session, now_s)
         if self.replay.phase is Phase.WAITING_FOR_MEMORY:
@@ -296,22 +299,34 @@ class Server:
         counters = self.replay.counters
         self.replay.rates.note(now_s, counters.rows_committed, counters.batches_granted)
 
-    def _bury_the_dead(self) -> None:
-        """Ends the sessions of dead processes, after the socket was read empty: what they published before they died counts."""
-        dead = self.replay.deaths.dead()
-        if not dead:
-            return
-        self._is_read_empty = False
-        while not self._is_read_empty:
-            self._receive()
-        for token in dead:
+    def _bury_the_dead(self, now_s: float) -> None:
+        """Ends the sessions of dead processes, after all they published was read: what they published before they died counts.
+
+        A death is often seen before libzmq's own thread has read the last messages out of the kernel. It has once it has noticed that the
+        connection is gone; a forked child may keep that open, so nobody is waited for longer than _BURY_WITHIN_S.
+        """
+        for token in self.replay.deaths.dead():
+            self.replay.deaths.unwatch(token)
             if token == _PARENT_TOKEN:
                 log.info("the parent process has ended")
-                self.replay.deaths.unwatch(token)
                 self.stop()
-        for session in self.replay.sessions:
-            if session.token in dead:
+            else:
+                self._dying[token] = now_s + _BURY_WITHIN_S
+        if not self._dying:
+            return
+        dying = [session for session in self.replay.sessions if session.token in self._dying]
+        gone = [s for s in dying if now_s >= self._dying[s.token] or not self.replay.send(s, Ping(s.token, self.replay.generation))]
+        self._is_read_empty = not gone and self._is_read_empty
+        if gone:
+            self._is_read_empty = False
+            while not self._is_read_empty:
+                self._receive()
+        for session in gone:
+            if session.state is not SessionState.ENDED:  # its BYE may have been among the last messages
                 self._desk.end(session, "its process has died", is_dead=True)
+        self._dying = {session.token: self._dying[session.token] for session in dying if session not in gone}
+        if self._dying:
+            self._tend_at_s = now_s + _BURY_EVERY_S
         self._made_progress = True
 
     def _probe(self, session: Session, now_s: float) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from replay_server_protocol.segment import Segment, align
 
@@ -49,8 +49,7 @@ class RingLayout:
         return self.proof + ordinal % PROOF_CELLS * PROOF_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """``n_bytes`` from a registered segment's ``address`` to ``offset`` in the allocation."""
 
     offset: int
@@ -58,8 +57,7 @@ class Copy:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """Few bytes the server made itself; the implementation keeps what it must until they are copied."""
 
     offset: int

@@ -42,7 +42,7 @@ class Overlap:
             raise SystemExit(f"this trace has no update after the {WARM_UP_TICKS} ticks of warm-up")
         boundaries = [event for event in _spans(events, "boundary") if event["args"]["number"] - 1 in updates]
         work = _by_tick(events)
-        everything = [event for found in work.values() for event in found.values()]
+        everything = [event for name in ("write", "copy", "commit", "gather") for event in _spans(events, name)]
         gathers = work["gather"]
         return cls(
             ticks=len(updates),
@@ -69,7 +69,7 @@ class Overlap:
             *(f"{kind} of tick N+1 inside update N: {n} of {self.ticks} ({self.percent(n):.1f} %)" for kind, n in self.inside.items()),
             f"boundaries during which an add, copy, commit or gather was under way: {self.touched} of {len(self.boundaries_us)}",
             f"boundary: median {self.median_us:.1f} µs, p99 {self.p99_us:.1f} µs, longest {max(self.boundaries_us):.1f} µs",
-            f"gathers that drew from the rows of the same update's add, too: {self.fresh} of {self.ticks}",
+            f"gathers that drew from the rows added in that update, too: {self.fresh} of {self.ticks}",
         ]
 
 

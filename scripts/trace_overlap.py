@@ -1,13 +1,14 @@
 """Proves from a trace that a tick's work hides behind the update before it, and that nothing synchronous is left at the boundary.
 
 A collector in its own process adds 512 rows (430 float32) a tick; the learner updates for 4 ms (waiting for the device, or with
-``--update busy`` holding the interpreter lock) and then calls sample(), whose batch was requested one tick ahead.
+``--update busy`` holding the interpreter lock) and then calls sample(), whose batch was requested one tick ahead and must hold the rows
+added in that same update: add, copy, commit and gather of tick N + 1 follow one another within update N.
 
 ```
 learner    |─────────── update N ───────────|b|─────────── update N+1 ─────────|b|     b: boundary, the call of sample()
 collector    add N+1                            add N+2
 server          copy, commit N+1                   copy, commit N+2
-learner     gather N+1                         gather N+2                              in the background
+learner                      gather N+1                         gather N+2             in the background
 ```
 
 The traces of all three processes are merged into OUTPUT/trace_overlap.trace.json, which https://ui.perfetto.dev opens, and every count
@@ -88,16 +89,19 @@ def learn(options: Options, name: str, run_dir: str, go: Connection) -> Trace:
     step, trace = make_step(options.arguments.update, options.device), Trace("learner")
     where: dict[str, Any] = {"run_dir": run_dir, "timeout": TIMEOUT_S, "prefetch": options.arguments.prefetch}
     with Learner.connect(name, device=options.device, seed=options.seed, trace=trace, **where) as learner:
+        sampler = learner.sampler(BATCH_ROWS)
         go.send(True)
-        learner.sample(BATCH_ROWS, min_committed=SLOT_ROWS, timeout=TIMEOUT_S)
+        sampler.sample(min_committed=SLOT_ROWS, timeout=TIMEOUT_S)
         for tick in range(1, WARM_UP_TICKS + options.pick(100, 20)):
+            added = (tick + 1) * SLOT_ROWS
             with trace.span("update", tick=tick):
+                sampler.expect(added)
                 go.send(True)
                 for _ in range(STEPS):
                     step()
                     if is_busy:  # a background thread would never get the interpreter lock
                         learner.progress()
-            learner.sample(BATCH_ROWS, timeout=TIMEOUT_S)
+            sampler.sample(min_committed=added, timeout=TIMEOUT_S)
     go.send(False)
     return trace
 
@@ -122,7 +126,7 @@ def add_counts(report: Report, runs: list[Overlap]) -> None:
     touched = [run.percent(run.touched) for run in runs]
     report.add(group, "boundary touches an add, copy, commit or gather", OURS, "%", touched)
     report.expect("boundary touches an add, copy, commit or gather, % of all ticks", statistics.mean(touched), at_most=1)
-    report.add(group, "gather has rows of the same update's add, too", OURS, "%", [run.percent(run.fresh) for run in runs])
+    report.add(group, "gather drew from the rows added in that update, too", OURS, "%", [run.percent(run.fresh) for run in runs])
     report.add("boundary", "boundary, median", OURS, "µs", [run.median_us for run in runs])
     report.add("boundary", "boundary, 99th percentile", OURS, "µs", [run.p99_us for run in runs])
     if report.options.device == "cuda":

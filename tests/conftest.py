@@ -15,7 +15,7 @@ from support.servers import ServerProcess, spawn_server
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No time limit per example: on a busy machine it would measure the neighbours. Without pytest-timeout its marker is known all the same."""
+    """No time limit per example: on a busy machine it would measure the neighbours. The marker is known also without its plugin."""
     config.addinivalue_line("markers", "timeout: seconds this test may take, where pytest-timeout is installed")
     hypothesis.settings.register_profile("replay", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
     hypothesis.settings.load_profile("replay")

@@ -22,15 +22,23 @@ from torch import Tensor
 
 from replay_server_client.draw import Drawn
 
+_DRAWN_BYTES = 16
+"""A row's seq and ring index."""
+
 
 class BatchBuffer:
-    """Device memory for one batch of ``n`` rows, with the views of it. ``number`` is its place among the sampler's batch buffers."""
+    """Device memory for one batch of ``n`` rows, with the views of it. ``number`` is its place among the sampler's batch buffers.
 
-    def __init__(self, number: int, schema: Schema, n: int, device: torch.device) -> None:
+    ``block`` holds rows, seqs and indices, in this order: what was gathered elsewhere comes over in one copy.
+    """
+
+    def __init__(self, number: int, schema: Schema, n: int, device: torch.device, *, pin_memory: bool = False) -> None:
         self.number = number
         self.schema = schema
-        self.rows = torch.zeros((n, schema.stride), dtype=torch.uint8, device=device)
-        self.drawn = Drawn.of(n, device)
+        rows_bytes = n * schema.stride
+        self.block = torch.zeros(rows_bytes + n * _DRAWN_BYTES, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        self.rows = self.block[:rows_bytes].view(n, schema.stride)
+        self.drawn = Drawn.into(self.block[rows_bytes:].view(torch.int64))
         self.fields: Mapping[str, Tensor] = MappingProxyType({field.name: _field_view(self.rows, field) for field in schema})
         self._spans: dict[tuple[str, ...], Tensor] = {}
         self._compact: dict[str, Tensor] = {}

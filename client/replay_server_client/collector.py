@@ -70,8 +70,9 @@ class Collector:
         """Attaches to ``server`` (default: $REPLAY_SERVER_NAME, else "default") and maps this collector's slots.
 
         ``lanes`` environments are interleaved in every ``write``. ``timeout`` is also the default of later waits; ``counted=False``
-        keeps the rows out of samples-per-insert; ``trace`` records writes, waits for credit and publishes. Waits for a server; raises ServerGone if none came, ReplayTimeout if its ring did not,
-        and what the server refused: SchemaMismatch, BudgetExceeded, AttachRefused.
+        keeps the rows out of samples-per-insert; ``trace`` records writes, waits for credit and publishes. Waits for a server; raises
+        ServerGone if none came, ReplayTimeout if its ring did not, and what the server refused: SchemaMismatch, BudgetExceeded,
+        AttachRefused.
         """
         if not isinstance(schema, Schema):
             raise SchemaMismatch(f"schema={schema!r}: make one with Schema.of(...)")

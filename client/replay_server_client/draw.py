@@ -38,12 +38,17 @@ class Drawn:
     scratch: Tensor  # int64[n]
 
     @classmethod
-    def of(cls, n: int, device: torch.device, *, pin_memory: bool = False) -> Drawn:
-        def make(size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.int64, device=device, pin_memory=pin_memory)
+    def of(cls, n: int, device: torch.device) -> Drawn:
+        return cls.into(torch.zeros(2 * n, dtype=torch.int64, device=device))
 
+    @classmethod
+    def into(cls, results: Tensor) -> Drawn:
+        """A draw whose ``seqs`` and ``indices`` are the halves of ``results``, ``int64[2n]``."""
+        seqs, indices = results.view(2, -1).unbind()
+        n, device = len(seqs), results.device
+        parameters = torch.zeros(PARAMETERS, dtype=torch.int64, device=device)
         counters = torch.arange(1, n + 1, device=device).mul_(_GOLDEN_GAMMA)
-        return cls(make(PARAMETERS), make(n), make(n), torch.ones(n, dtype=torch.float32, device=device), counters, make(n))
+        return cls(parameters, seqs, indices, torch.ones(n, dtype=torch.float32, device=device), counters, torch.zeros_like(seqs))
 
 
 Draw = Callable[[Drawn, int], None]

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from replay_server_protocol.errors import ServerGone
+from replay_server_protocol.errors import InvalidRequest, ServerGone
 from replay_server_protocol.process import spin_s
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import Trace
@@ -27,6 +27,7 @@ from replay_server_protocol.trace import Trace
 from replay_server_client.connection import Connection
 from replay_server_client.conversation import IDLE_NAP_S, Conversation, R
 from replay_server_client.deadline import Deadline
+from replay_server_client.mapping import is_for_one_thread
 from replay_server_client.proven_ring import ProvenRing
 from replay_server_client.wake import Wake
 
@@ -46,6 +47,8 @@ class Engine:
         self.conversation = Conversation(connection, ProvenRing(connection, device, expected))
         self.attached = 0
         self._pid = os.getpid()
+        self._is_for_one_thread = is_for_one_thread(device)
+        self._only_thread = 0
         self._failure: Exception | None = None  # met by the background thread, raised once by the next call
         self._turn = threading.Condition(threading.Lock())
         self._is_driven_by_caller = False
@@ -63,7 +66,9 @@ class Engine:
         self.attached += 1
 
     def start(self) -> None:
-        """Starts the background thread."""
+        """Starts the background thread, unless the device is for one thread: that is the first to drive, and no other may."""
+        if self._is_for_one_thread:
+            return
         self._thread = threading.Thread(target=self._run, name="replay-learner", daemon=True)
         self._thread.start()
 
@@ -81,12 +86,14 @@ class Engine:
 
         A lost server is noticed here and attached to again by the next call that may wait.
         """
+        self._check_thread()
         self._end_thread()
         with self._turn:
             self.conversation.advance()
 
     def act(self, action: Callable[[], None]) -> None:
         """Does ``action`` under the lock and sends what follows from it."""
+        self._check_thread()
         with self._turn:
             action()
             self.conversation.advance()
@@ -96,6 +103,7 @@ class Engine:
 
         Raises what the background thread met, ServerClosing when the server said so, ServerGone when none answers until the deadline.
         """
+        self._check_thread()
         self._park_thread()
         spin_until_s = time.monotonic() + self._spin_s
         try:
@@ -159,6 +167,14 @@ class Engine:
         if self._turn.acquire(timeout=_ABANDON_S):
             self._turn.release()
             self.close()
+
+    def _check_thread(self) -> None:
+        if not self._is_for_one_thread:
+            return
+        thread = threading.get_ident()
+        self._only_thread = self._only_thread or thread
+        if thread != self._only_thread:
+            raise InvalidRequest("a learner on mps belongs to the thread that used it first: call sample() and progress() there")
 
     def _run(self) -> None:
         is_relaxed = False

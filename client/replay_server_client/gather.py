@@ -7,11 +7,13 @@ guard the batch buffer: ``done`` (the gather has filled it) and ``returned`` (th
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Protocol
 
 import numpy as np
 import torch
+from replay_server_protocol.errors import InvalidRequest
 from torch import Tensor
 
 from replay_server_client.batch import BatchBuffer
@@ -48,6 +50,9 @@ class Gather(Protocol):
 
 
 def make_gather(ring: Ring, memory: BatchBuffer, draw: Draw) -> Gather:
+    """To be called by the caller's thread."""
+    if ring.is_for_one_thread:
+        return OneThreadGather(memory, draw)
     if ring.stream is None:
         return HostGather(memory, draw)
     return StagedGather(memory, draw, ring.stream) if ring.is_staged else CudaGather(memory, draw, ring.stream)
@@ -79,6 +84,27 @@ class HostGather:
 
     def is_idle(self) -> bool:
         return True
+
+
+class OneThreadGather(HostGather):
+    """Ring in host memory, batch on a device that one thread alone may use (MPS): gathered on the CPU, then copied in one piece.
+
+    The copy waits for the work queued before it, so a batch is complete when ``submit`` returns and its buffer is free when it is asked
+    for. Not run on Apple hardware: tested with the CPU in the place of MPS.
+    """
+
+    def __init__(self, memory: BatchBuffer, draw: Draw) -> None:
+        self._block = memory.block
+        self._host = BatchBuffer(memory.number, memory.schema, len(memory.rows), torch.device("cpu"))
+        super().__init__(self._host, draw)
+        self._thread = threading.get_ident()
+
+    def submit(self, parameters: Parameters) -> None:
+        """Raises InvalidRequest in any thread but the one that made this, before anything is done."""
+        if threading.get_ident() != self._thread:
+            raise InvalidRequest("batches on mps are filled by the thread that sampled first: call progress() and sample() there")
+        super().submit(parameters)
+        self._block.copy_(self._host.block)
 
 
 class _HostFill:
@@ -162,7 +188,7 @@ class CudaGather(_StreamGather):
     def bind(self, ring: Tensor) -> None:
         self._ring = ring
         with torch.cuda.stream(self._stream):
-            self._memory.drawn.parameters.copy_(torch.tensor((0, 0, 1)))
+            self._host[:] = (0, 0, 1)
             self._draw_and_gather()  # loads the kernels, which a capture must not; row 0 is read without a lease and thrown away
             self._stream.synchronize()
             self._graph = self._capture()
@@ -175,7 +201,6 @@ class CudaGather(_StreamGather):
         self._host[:] = parameters  # the copy that read it before is complete: so is its gather
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._returned)
-            self._memory.drawn.parameters.copy_(self._parameters, non_blocking=True)
             if self._graph is not None:
                 self._graph.replay()
             else:
@@ -186,6 +211,7 @@ class CudaGather(_StreamGather):
         ring, drawn = self._ring, self._memory.drawn
         if ring is None:
             raise RuntimeError("a gather without a ring")
+        drawn.parameters.copy_(self._parameters, non_blocking=True)
         self._draw(drawn, len(ring))
         torch.index_select(ring, 0, drawn.indices, out=self._memory.rows)
 
@@ -212,9 +238,8 @@ class StagedGather(_StreamGather):
 
     def __init__(self, memory: BatchBuffer, draw: Draw, stream: torch.cuda.Stream) -> None:
         super().__init__(memory, draw, stream)
-        self._drawn = Drawn.of(len(memory.rows), torch.device("cpu"), pin_memory=True)
-        self._rows = torch.zeros(memory.rows.shape, dtype=torch.uint8, pin_memory=True)
-        self._fill = _HostFill(self._drawn, self._rows, draw)
+        self._host = BatchBuffer(memory.number, memory.schema, len(memory.rows), torch.device("cpu"), pin_memory=True)
+        self._fill = _HostFill(self._host.drawn, self._host.rows, draw)
 
     def bind(self, ring: Tensor) -> None:
         self._fill.bind(ring)
@@ -227,7 +252,5 @@ class StagedGather(_StreamGather):
         self._fill(parameters)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._returned)
-            self._memory.rows.copy_(self._rows, non_blocking=True)
-            self._memory.drawn.seqs.copy_(self._drawn.seqs, non_blocking=True)
-            self._memory.drawn.indices.copy_(self._drawn.indices, non_blocking=True)
+            self._memory.block.copy_(self._host.block, non_blocking=True)
             self._done.record(self._stream)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
 from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
-from replay_server_protocol.process import ProcessIdentity, pid_namespace, spin_s
+from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
@@ -72,7 +72,6 @@ class Ingress:
         self.slots: LentSlots | None = None
         self.chains = LaneChains(hello.lanes)
         self.mail = MailReader(connection)
-        self._spin_s = spin_s()
         self.counts = Counts()
         self._hello = hello
         self._segment: SegmentLent | None = None
@@ -112,7 +111,8 @@ class Ingress:
             slots.publish()
         if device is None and slots.unsettled:
             self.wait(lambda: slots.unsettled == 0, deadline, "the GPU has not finished the rows before these")
-        self.wait(lambda: slots.has_free, deadline, f"no credit: all {slots.depth} slots are published", "credit")
+        held = f", {slots.unsettled} of them once the GPU has copied their rows" if slots.unsettled else ""
+        self.wait(lambda: slots.has_free, deadline, f"no credit: all {slots.depth} slots are published{held}", "credit")
         return slots, slots.open(device)
 
     def absorb(self) -> None:
@@ -188,7 +188,7 @@ class Ingress:
     def _sleep(self, timeout_s: float) -> None:
         """Until a message may be there. While a GPU copies rows, whose end wakes nobody, only for a moment."""
         if self.slots is None or not self.slots.unsettled:
-            self.connection.sleep(timeout_s, spin_s=self._spin_s)
+            self.connection.sleep(timeout_s)
             return
         time.sleep(min(timeout_s, _LOOK_AT_GPU_S))
         self.slots.settle()

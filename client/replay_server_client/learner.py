@@ -72,10 +72,13 @@ class Learner:
     ) -> Self:
         """Attaches; returns as soon as the server answers, before there is a ring.
 
-        ``device`` is where batches lie: auto (the ring's GPU, a GPU for a host ring, else the CPU), cpu, cuda or cuda:N. Learners of one
+        ``device`` is where batches lie: auto (the ring's GPU, a GPU for a host ring, else the CPU), cpu, cuda, cuda:N or mps. Learners of one
         ``name`` and ``seed`` draw the same rows; the name defaults to rankN under torchrun, else "learner". ``prefetch`` batches of each
         request are made ready ahead. With ``schema`` the ring's must fit; with ``run_id`` the server's must be it. ``trace`` records
         boundaries (the calls of ``sample``), requests and gathers; ``with trace.span("update"):`` adds the learner's own windows.
+
+        On mps there is no background thread: ``progress()`` and ``sample()`` do all the work, from one thread alone, and ``sample()`` waits
+        for its batch where ``progress()`` was not called. That path has not been run on Apple hardware.
 
         Raises ServerGone when none answers within ``timeout`` seconds, AttachRefused or SchemaMismatch when it refuses, InvalidRequest.
         """

@@ -18,6 +18,8 @@ from replay_server_protocol.segment import Segment
 from torch import Tensor
 
 PROOF_BYTES = 64
+_ONE_THREAD_DEVICES = {"mps"}
+"""Where device work may come from one thread only: such a learner has no background thread, its own calls drive it."""
 
 
 class RingMapping(Protocol):
@@ -62,12 +64,23 @@ class Ring:
         """Whether batches go from a host ring to the GPU through pinned memory."""
         return self.at.storage != "cuda" and self.device.type == "cuda"
 
+    @property
+    def is_for_one_thread(self) -> bool:
+        return is_for_one_thread(self.device.type)
+
+
+def is_for_one_thread(device: str) -> bool:
+    """Whether all device work must come from the learner's own thread."""
+    return device in _ONE_THREAD_DEVICES
+
 
 def check_device(device: str) -> str:
-    """Returns ``device`` if it is one of auto, cpu, cuda, cuda:N and is there; raises InvalidRequest otherwise."""
+    """Returns ``device`` if it is one of auto, cpu, cuda, cuda:N, mps and is there; raises InvalidRequest otherwise."""
     kind, colon, index = device.partition(":")
-    if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and colon and index.isdecimal()):
-        raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N'")
+    if device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and colon and index.isdecimal()):
+        raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise InvalidRequest(f"device={device!r}: this torch sees no MPS device; use device='cpu'")
     if kind == "cuda":
         if not torch.cuda.is_available():
             raise InvalidRequest(f"device={device!r}: this torch sees no CUDA device; use device='cpu' or a torch built for CUDA")
@@ -93,6 +106,8 @@ def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) 
     if at.ring_rows * schema.stride > at.proof_offset or at.proof_offset + PROOF_BYTES > at.alloc_bytes or not at.ring_rows:
         raise ProtocolViolation(f"a ring of {at.ring_rows:,} rows of {schema.stride} bytes does not fit in {at.alloc_bytes:,} bytes")
     chosen = _place(at, device)
+    if chosen.type == "mps" and (doubles := [field.name for field in schema if field.dtype == "float64"]):
+        raise AttachRefused(f"MPS has no float64, the dtype of {', '.join(doubles)}: make that float32, or connect with device='cpu'")
     mapping = _map_cuda(at, schema.stride, chosen, server_pid) if at.storage == "cuda" else HostMapping(at, schema.stride)
     stream = torch.cuda.Stream(chosen, priority=-1) if chosen.type == "cuda" else None
     return Ring(at, schema, mapping, chosen, stream)
@@ -107,7 +122,7 @@ def _place(at: RingAt, device: str) -> torch.device:
 
 
 def _place_cuda(at: RingAt, device: str) -> torch.device:
-    if device == "cpu":
+    if device in ("cpu", "mps"):
         raise AttachRefused("the ring is in the memory of a GPU: connect with device='cuda', or serve with --storage host for CPU learners")
     uuids = [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if at.device_uuid not in uuids:

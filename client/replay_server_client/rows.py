@@ -146,6 +146,8 @@ def on_gpu(rows: object) -> object:
     if "torch" not in sys.modules or not isinstance(rows, Mapping):
         return None
     for value in rows.values():
+        if type(value) is np.ndarray:  # the usual case, told first: this is on every write's path
+            continue
         found = on_gpu(value) if isinstance(value, Mapping) else value
         if getattr(found, "is_cuda", False) is True:
             return found

@@ -7,8 +7,6 @@ the field; the annotations in messages.py are the only place where limits stand.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
-from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -30,11 +28,9 @@ class Codec(Generic[M]):
         self._classes: tuple[type[M], ...] = get_args(messages)
         self._checks = [_checks_of(cls) for cls in self._classes]
         self._codes: dict[type[Any], int] = {cls: code for code, cls in enumerate(self._classes)}
-        self._getters: list[Callable[[Any], tuple[Any, ...]]] = [attrgetter(*(f.name for f in fields(cls))) for cls in self._classes]
 
     def encode(self, message: M) -> bytes:
-        code: int = self._codes[type(message)]
-        packed: bytes = msgpack.packb((code, *self._getters[code](message)))
+        packed: bytes = msgpack.packb((self._codes[type(message)], *message))
         return packed
 
     def decode(self, packed: bytes) -> M:
@@ -54,12 +50,13 @@ class Codec(Generic[M]):
         for value, (name, is_valid) in zip(values, checks, strict=True):
             if not is_valid(value):
                 raise ProtocolViolation(f"{cls.__name__}.{name}: {str(value)[:80]!r} is out of type or range")
-        return cls(*values)
+        made: M = cls._make(values)
+        return made
 
 
 def _checks_of(cls: type[Any]) -> list[tuple[str, Check]]:
     hints = get_type_hints(cls, include_extras=True)
-    return [(field.name, _check_of(hints[field.name])) for field in fields(cls)]
+    return [(name, _check_of(hints[name])) for name in cls._fields]
 
 
 def _check_of(hint: Any) -> Check:

@@ -20,8 +20,7 @@ REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from replay_server_protocol.errors import Detail
 
@@ -42,8 +41,7 @@ Wire = Annotated[dict[str, object], 512]  # a schema or a manifest: checked agai
 Role = Literal["collector", "learner", "admin"]
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """A client asks for a session. ``nonce`` is new for every attempt to attach and the same in its repeats."""
 
     version: Count
@@ -62,8 +60,7 @@ class Hello:
     has_mapped: Count  # learner: generations whose ring it still maps, for `waiting_for_memory` (0 or that generation)
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(NamedTuple):
     """The session is open. The client proves the clock: its time before HELLO <= ``monotonic_ns`` <= its time now."""
 
     session: Token
@@ -79,8 +76,7 @@ class Welcome:
     lease_ns: Count
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentLent:
+class SegmentLent(NamedTuple):
     """A collector's slots: ``depth`` of ``slot_rows`` rows each, every ``slot_bytes``; all of them are credits from now on."""
 
     session: Token
@@ -95,14 +91,12 @@ class SegmentLent:
     links: bool  # publishes must say which lane each row belongs to
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
+class Mapped(NamedTuple):
     session: Token
     generation: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Slot ``slot`` is handed over: its first ``rows`` rows are whole. Repeated with the same number until credited.
 
     ``lanes`` (only when the server keeps links): one int32 a row, the row's lane, or ``~lane`` where no link leads into the row;
@@ -122,8 +116,7 @@ class Publish:
     moments: list[Bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(NamedTuple):
     """Every publish up to ``number`` is committed; ``committed`` covers their rows. Their slots may be filled again."""
 
     session: Token
@@ -132,8 +125,7 @@ class Credit:
     committed: Count
 
 
-@dataclass(frozen=True, slots=True)
-class RingAt:
+class RingAt(NamedTuple):
     """Where the ring is, and a cell whose random pattern the learner must read back (twice) before it may ask for batches."""
 
     session: Token
@@ -150,32 +142,28 @@ class RingAt:
     proof_offset: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(NamedTuple):
     session: Token
     generation: Token
     step: Annotated[int, 1, 2]
     pattern: ShortBytes
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(NamedTuple):
     """The first pattern was right and a second one is in the cell."""
 
     session: Token
     generation: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Proved:
+class Proved(NamedTuple):
     """The mapping is proved: SAMPLE is allowed."""
 
     session: Token
     generation: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A learner asks for a lease to draw ``rows`` rows. The same (sampler, number) again replaces the waiting request."""
 
     session: Token
@@ -187,8 +175,7 @@ class Sample:
     max_age_rows: Count | None  # draw only from the newest so many rows
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """A lease on the window [tail, committed) until ``deadline_ns``."""
 
     session: Token
@@ -201,8 +188,7 @@ class Grant:
     deadline_ns: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """The lease ends. ``is_used`` is false when the batch was dropped: its rows don't count as sampled."""
 
     session: Token
@@ -211,8 +197,7 @@ class Release:
     is_used: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """A waiting SAMPLE is no longer wanted."""
 
     session: Token
@@ -221,8 +206,7 @@ class Cancel:
     number: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Explain:
+class Explain(NamedTuple):
     """What is this client waiting for? ``what``: ring, credit or sample; ``number`` and ``sampler`` name a request."""
 
     session: Token
@@ -232,16 +216,14 @@ class Explain:
     number: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     session: Token
     generation: Token
     what: Literal["ring", "credit", "sample"]
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A request can't be met. ``about`` is the class name of the refused message; ``sampler`` and ``number`` the request, where it has them."""
 
     session: Count
@@ -254,8 +236,7 @@ class Refused:
     details: Details
 
 
-@dataclass(frozen=True, slots=True)
-class MailPost:
+class MailPost(NamedTuple):
     """A learner asks for a segment to write a new version of mailbox ``name`` into; ``manifest`` places the arrays."""
 
     session: Token
@@ -266,8 +247,7 @@ class MailPost:
     manifest: Wire
 
 
-@dataclass(frozen=True, slots=True)
-class MailSlot:
+class MailSlot(NamedTuple):
     session: Token
     generation: Token
     number: Token
@@ -275,8 +255,7 @@ class MailSlot:
     n_bytes: Count
 
 
-@dataclass(frozen=True, slots=True)
-class MailWritten:
+class MailWritten(NamedTuple):
     """The arrays are in the segment: make it the newest version. Answered by DONE with the version."""
 
     session: Token
@@ -284,8 +263,7 @@ class MailWritten:
     number: Token
 
 
-@dataclass(frozen=True, slots=True)
-class MailAsk:
+class MailAsk(NamedTuple):
     """A client asks for mailbox ``name`` if it has a version after ``newer_than``, and for MAIL_NEWS from now on."""
 
     session: Token
@@ -294,8 +272,7 @@ class MailAsk:
     newer_than: Count
 
 
-@dataclass(frozen=True, slots=True)
-class MailLent:
+class MailLent(NamedTuple):
     """The newest version, or version 0 and an empty segment name when there is none after the one asked for."""
 
     session: Token
@@ -307,24 +284,21 @@ class MailLent:
     manifest: Wire
 
 
-@dataclass(frozen=True, slots=True)
-class MailReturn:
+class MailReturn(NamedTuple):
     session: Token
     generation: Token
     name: Name
     version: Token
 
 
-@dataclass(frozen=True, slots=True)
-class MailNews:
+class MailNews(NamedTuple):
     session: Token
     generation: Token
     name: Name
     version: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Admin:
+class Admin(NamedTuple):
     """An operator's verb: ``stop``, or ``set`` with a key and a value. Answered by DONE or REFUSED."""
 
     session: Token
@@ -335,32 +309,28 @@ class Admin:
     value: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     session: Token
     generation: Token
     number: Token
     result: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(NamedTuple):
     """Asks nothing: that it can be sent shows that the connection stands."""
 
     session: Token
     generation: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(NamedTuple):
     """A message of another session or generation came: attach again."""
 
     session: Count
     generation: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(NamedTuple):
     """The server stops: detach within ``grace_ns``."""
 
     session: Token
@@ -368,8 +338,7 @@ class Closing:
     grace_ns: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(NamedTuple):
     session: Token
     generation: Token
 

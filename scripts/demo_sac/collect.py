@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import gymnasium
@@ -14,7 +15,7 @@ from replay_server_client import Collector, Schema
 from reports import Episodes, Finished
 
 
-def collect(plan: Plan, ordinal: int, link: Connection) -> None:
+def collect(plan: Plan, ordinal: int, link: Connection, connect: Callable[..., Collector] = Collector.connect) -> None:
     """Writes ``plan.steps_per_collector`` rows, reports episodes over ``link``, then waits there to be dismissed.
 
     Gymnasium's default is next-step autoreset: the step after an episode's last one ignores its action and only resets, so its row is
@@ -25,7 +26,7 @@ def collect(plan: Plan, ordinal: int, link: Connection) -> None:
     unit = np.ones(1, np.float32)
     envs = RescaleAction(gymnasium.make_vec(plan.environment, num_envs=plan.lanes), -unit, unit)
     schema = Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
-    connected = Collector.connect(schema=schema, lanes=plan.lanes, name=f"collector-{ordinal}", timeout=plan.patience_s)
+    connected = connect(schema=schema, lanes=plan.lanes, name=f"collector-{ordinal}", timeout=plan.patience_s)
     with contextlib.closing(envs), connected as collector:
         obs, _ = envs.reset(seed=seed)
         only_resets = np.zeros(plan.lanes, bool)  # by the step to come

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Self, cast
@@ -17,6 +17,8 @@ from reports import Episodes, Finished
 
 END_S = 5.0
 
+Target = Callable[..., None]
+
 
 class CrewError(Exception):
     """A process of the crew ended before its work was done; its own error stands above on standard error."""
@@ -25,8 +27,10 @@ class CrewError(Exception):
 class Crew:
     """One learner and ``plan.collectors`` collectors. Leaving the block ends every process that is left, however it is left."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, learner: Target | None = None, collector: Target = collect) -> None:
+        """``learner(plan, link)`` and ``collector(plan, ordinal, link)`` are what the processes run."""
         self._plan = plan
+        self._targets = (learner or run_learner, collector)
         self._processes: dict[Connection, SpawnProcess] = {}
         self._finished: dict[Connection, Finished] = {}
 
@@ -34,9 +38,10 @@ class Crew:
         with contextlib.ExitStack() as undo:
             undo.callback(self.end)
             with interrupts_ignored():
-                self._start("learner", run_learner, (self._plan,))
+                learner, collector = self._targets
+                self._start("learner", learner, (self._plan,))
                 for ordinal in range(self._plan.collectors):
-                    self._start(f"collector-{ordinal}", collect, (self._plan, ordinal))
+                    self._start(f"collector-{ordinal}", collector, (self._plan, ordinal))
             undo.pop_all()
         return self
 
@@ -86,10 +91,10 @@ class Crew:
             link.close()
         self._processes = {}
 
-    def _start(self, name: str, target: object, args: tuple[object, ...]) -> None:
+    def _start(self, name: str, target: Target, args: tuple[object, ...]) -> None:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=target, name=name, args=(*args, there), daemon=True)  # type: ignore[arg-type]
+        process = context.Process(target=target, name=name, args=(*args, there), daemon=True)
         process.start()
         there.close()
         self._processes[here] = process

@@ -6,7 +6,7 @@ A real server, a real collector and a real learner each time; the learner is the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ LATE_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class Storage:
-    """Options of the server that decide where the ring lies, what its status calls that, and the device of the learners' batches."""
+    """Options of the server that decide where the ring lies, and the device of the learners' batches."""
 
     server: tuple[str, ...]
     device: str
@@ -95,7 +95,7 @@ def bits(values: torch.Tensor) -> npt.NDArray[np.uint8]:
     return found
 
 
-def draws(learner: Learner, schema: Schema, seq: int, batches: int = 5) -> list[tuple[list[int], list[int], list[int]]]:
+def draws(learner: Learner, seq: int, batches: int = 5) -> list[tuple[list[int], list[int], list[int]]]:
     """Seqs, ring indices and marks of some batches."""
     found = []
     for _ in range(batches):
@@ -158,7 +158,7 @@ class ReplayPromises:
                 assert collector.flush() == count
                 oldest, found = max(0, count - CAPACITY), set()
                 for _ in range(20):
-                    batch = learner.sample(CAPACITY, min_committed=count) if count >= CAPACITY else learner.sample(count, min_committed=count)
+                    batch = learner.sample(min(count, CAPACITY), min_committed=count)
                     assert batch.window == (oldest, count)
                     assert torch.equal(batch["mark"], batch.seqs)
                     found |= set(batch.seqs.tolist())
@@ -218,22 +218,23 @@ class ReplayPromises:
             for options, seed in (((), "3"), (storage.server, "3"), (storage.server, "4"))
         )
         found = {}
-        for of_name, at, device, seed in (
-            ("reference", reference, "cpu", 1),
-            ("same", server, storage.device, 1),
-            ("again", server, storage.device, 1),
-            ("other learner seed", server, storage.device, 2),
-            ("other server seed", other, storage.device, 1),
+        for side, at, device, seed, name in (
+            ("reference", reference, "cpu", 1, "a"),
+            ("same", server, storage.device, 1, "a"),
+            ("again", server, storage.device, 1, "a"),
+            ("other learner seed", server, storage.device, 2, "a"),
+            ("other learner name", server, storage.device, 1, "b"),
+            ("other server seed", other, storage.device, 1, "a"),
         ):
-            with attach(at, MARKS) as collector, Learner.connect(at.name, run_dir=at.run_dir, device=device, seed=seed, name="a") as learner:
+            with attach(at, MARKS) as collector, Storage((), device).learner(at, seed=seed, name=name) as learner:
                 if report_of(at)["ring"]["committed"] == 0:
                     collector.write(marks(0, 130))
                     collector.flush()
-                found[of_name] = draws(learner, MARKS, 130)
+                found[side] = draws(learner, 130)
         assert found["reference"] == found["same"] == found["again"]
         assert len({tuple(seqs) for seqs, _, _ in found["reference"]}) == 5, "each request draws rows of its own"
-        for name in ("other learner seed", "other server seed"):
-            assert all(batch != again for batch, again in zip(found["reference"], found[name], strict=True))
+        for side in ("other learner seed", "other learner name", "other server seed"):
+            assert all(batch != again for batch, again in zip(found["reference"], found[side], strict=True)), side
 
     # order
 
@@ -272,13 +273,13 @@ class ReplayPromises:
     def test_late_batches_are_never_handed_out_and_hold_the_ring_no_longer_than_their_lease(
         self, storage: Storage, start_server: Start, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        server = storage.start(start_server, "--capacity", "64", "--slot-rows", "16", "--headroom", "16", "--lease", "0.05")
+        server = storage.start(start_server, "--capacity", "64", "--slot-rows", "16", "--headroom", "16", "--lease", "0.2")
         with attach(server, MARKS) as collector, storage.learner(server, prefetch=0) as learner:
             collector.write(marks(0, 64))
             collector.flush()
             with monkeypatch.context() as slowed:
-                slow_draws(slowed, 0.2)
-                with pytest.raises(ReplayTimeout, match="lease lasts 50 ms"):
+                slow_draws(slowed, 0.4)
+                with pytest.raises(ReplayTimeout, match="lease lasts 200 ms"):
                     learner.sample(16, timeout=TIMEOUT_S)
             found = learner.statistics()
             assert (found.batches, found.late) == (0, LATE_IN_A_ROW)
@@ -286,7 +287,7 @@ class ReplayPromises:
             batch = learner.sampler(32).sample(min_committed=collector.flush(), timeout=TIMEOUT_S)
             assert torch.equal(batch["mark"], batch.seqs)
             report = wait_report(server, lambda found: found["learners"][0]["open_leases"] == 0)
-            assert report["counters"]["leases_revoked"] == LATE_IN_A_ROW
+            assert report["counters"]["leases_revoked"] >= LATE_IN_A_ROW
 
     # batch buffers
 
@@ -321,7 +322,7 @@ class ReplayPromises:
     # clients and servers
 
     def test_a_living_learner_goes_on_with_the_next_server(self, storage: Storage, children: Children, crash_dir: Path) -> None:
-        options: Sequence[str] = (*storage.server, "--capacity", "1000", "--slot-rows", "16")
+        options = (*storage.server, "--capacity", "1000", "--slot-rows", "16")
         server = spawn_server(children, crash_dir, *options)
         with storage.learner(server) as learner:
             with attach(server, MARKS) as collector:
@@ -369,11 +370,11 @@ class ReplayPromises:
         server = storage.start(start_server, "--capacity", "1000", "--slot-rows", "16")
         weight = torch.arange(6.0, device=storage.device).view(2, 3)
         with attach(server, MARKS) as collector, storage.learner(server) as learner:
-            assert learner.post("policy", {"w": weight.T, "b": weight.to(torch.bfloat16)}) == 1
+            assert learner.post("policy", {"w": weight}) == 1
+            assert learner.post("policy", {"w": weight.T, "b": weight.to(torch.bfloat16)}) == 2
             mail = collector.latest("policy")
             assert mail is not None
-            assert np.array_equal(mail[1]["w"], weight.T.cpu().numpy())
-            assert learner.post("policy", {"w": weight + 1}) == 2
-            mail = collector.latest("policy", newer_than=1)
-            assert mail is not None
-            assert (mail[0], mail[1]["w"].tolist()) == (2, (weight + 1).tolist())
+            version, arrays = mail
+            assert version == 2
+            assert np.array_equal(arrays["w"], weight.T.cpu().numpy())
+            assert arrays["b"].tobytes() == bits(weight.to(torch.bfloat16)).tobytes()

@@ -77,12 +77,8 @@ class WholeRowsPromises:
         server = start_server(*load.server, *sizes, *options)
         with Collector.connect(server.name, schema=schema_of(load.width), run_dir=server.run_dir, timeout=TIMEOUT_S) as collector:
             first_seq = write_until(collector, load.width, 0, lambda seq: seq > 0)
-            learners = [
-                children.run(
-                    sample_until_closed, server.name, str(server.run_dir), load.device, f"l{prefetch}", load.width, load.batch_rows, prefetch
-                )
-                for prefetch in (0, 1)
-            ]
+            where = (server.name, str(server.run_dir), load.device)
+            learners = [children.run(sample_until_closed, *where, load.width, load.batch_rows, prefetch) for prefetch in (0, 1)]
             for learner in learners:
                 learner.wait_for("sampling")
             yield Run(load, server, collector, learners, first_seq)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from support.freeze import frozen
 from support.markers import MARKERS
 from support.processes import Child, Children
 from support.raw_client import RawCollector, RawLearner
@@ -14,11 +15,12 @@ from support.servers import ServerProcess
 
 DOOMED = """
     import signal, sys, threading
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # before imports start threads
     from replay_server_client import Collector
     from support.markers import MARKERS, marker_steps
 
     name, run_dir, steps = sys.argv[1:]
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     collector = Collector.connect(name, schema=MARKERS, run_dir=run_dir, name="doomed", linger=1000.0)
     print("attached", flush=True)
     signal.sigwait([signal.SIGUSR1])
@@ -88,10 +90,9 @@ def test_publishes_that_are_found_together_with_the_death_are_committed(server: 
     """The server is stopped while the collector publishes and dies. On waking it finds both at once: it reads its socket first."""
     for life in range(1, 6):
         child = start_doomed(children, server, steps=32)
-        server.child.send_signal(signal.SIGSTOP)
-        write(child)
-        child.kill()
-        server.child.send_signal(signal.SIGCONT)
+        with frozen(server.child):
+            write(child)
+            child.kill()
         wait_report(server, has_no_collector)
         report = wait_report(server, lambda found: found["counters"]["rows_in_flight"] == 0)
         assert (report["ring"]["committed"], report["counters"]["stale_messages"]) == (32 * life, 0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from replay_server_client import Collector
 from support.markers import MARKERS, marker_steps
 from support.processes import Children
 from support.raw_client import RawLearner
 from support.reports import assert_conserved, wait_report
 from support.servers import ServerProcess
-
-from replay_server_client import Collector
 
 HOLDER = """
     import sys, threading

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+from replay_server_client import Collector
 from support.markers import MARKERS, marker_steps
 from support.processes import Child, Children
 from support.raw_client import RawLearner
 from support.reports import assert_conserved, wait_report
 from support.servers import ServerProcess
-
-from replay_server_client import Collector
 
 LEASE_S = 0.3
 
@@ -28,7 +27,8 @@ def learn(name: str, run_dir: str, prefetch: int) -> dict[str, Any]:
     from replay_server_client import Learner
     from support.markers import is_whole
 
-    take, gathers = np.take, 0
+    take: Any = np.take
+    gathers = 0
 
     def stopping_take(ring: np.ndarray, indices: np.ndarray, axis: int, out: np.ndarray, mode: str) -> None:
         nonlocal gathers
@@ -40,7 +40,7 @@ def learn(name: str, run_dir: str, prefetch: int) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGSTOP)
         take(ring, indices[half:], axis, out[half:], mode)
 
-    np.take = stopping_take
+    np.take = stopping_take  # type: ignore[assignment]
     windows = []
     with Learner.connect(name, device="cpu", prefetch=prefetch, run_dir=run_dir) as learner:
         for _ in range(6):

@@ -68,7 +68,7 @@ def test_the_same_number_twice_is_taken_once_and_answered_each_time(server: Serv
 
 def test_a_publish_after_a_lost_one_is_not_taken_until_both_are_repeated(server: ServerProcess) -> None:
     with RawCollector(server.endpoints, MARKERS) as collector, RawLearner(server.endpoints) as learner:
-        collector.fill(0, "step", range(0, 16))
+        collector.fill(0, "step", range(16))
         collector.fill(1, "step", range(16, 32))
         collector.publish(2, 1, 16)  # number 1 was lost on the way
         collector.receive_nothing(Credit, within_s=0.3)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 from replay_server_client import Collector, Learner, ReplayError, ReplayTimeout, ServerGone
+from support.freeze import frozen
 from support.markers import MARKERS, marker_steps
 from support.raw_client import RawLearner
 from support.reports import assert_conserved, report_of
 from support.servers import ServerProcess
-
-
-@contextmanager
-def frozen(server: ServerProcess) -> Iterator[None]:
-    server.child.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        server.child.send_signal(signal.SIGCONT)
 
 
 def raises_in_time(error: type[ReplayError], timeout_s: float, call: Callable[[], object]) -> None:
@@ -39,7 +29,7 @@ def test_every_wait_ends_in_time_and_all_goes_on_afterwards(server: ServerProces
         collector.write(marker_steps(0, 1, 0, 16))
         collector.flush()
         learner.sample(8)
-        with frozen(server):
+        with frozen(server.child):
             with pytest.raises(ReplayTimeout) as late:
                 collector.write(marker_steps(0, 1, 16, 80), timeout=0.3)
             assert late.value.rows_written == 32
@@ -61,7 +51,7 @@ def test_every_wait_ends_in_time_and_all_goes_on_afterwards(server: ServerProces
 
 def test_publishes_repeated_meanwhile_are_taken_once(server: ServerProcess) -> None:
     with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector:
-        with frozen(server):
+        with frozen(server.child):
             collector.write(marker_steps(0, 1, 0, 32))
             with pytest.raises(ReplayTimeout):
                 collector.flush(2.5)

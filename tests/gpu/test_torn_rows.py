@@ -17,4 +17,5 @@ class TestCudaRing(WholeRowsPromises):
 class TestHostRingOfACudaLearner(WholeRowsPromises):
     @pytest.fixture
     def load(self) -> Load:
-        return Load(server=("--device", "cuda", "--storage", "host"), device="cuda", width=216, batch_rows=1024, least_rows=1_000_000, wraps=40)
+        storage = ("--device", "cuda", "--storage", "host")
+        return Load(server=storage, device="cuda", width=216, batch_rows=1024, least_rows=1_000_000, wraps=40)

@@ -46,13 +46,14 @@ def test_every_kind_of_bad_row_names_its_field_and_changes_nothing(server: Serve
         with pytest.raises(RowsRejected, match=field) as refused:
             collector.write(rows)
         assert refused.value.details.get("field") in (None, field, *changes), kind
-    for kind, arguments in {
+    bad_calls: dict[str, dict[str, Any]] = {
         "half a step": {"rows": {name: value[:3] for name, value in good().items()}},
         "mask of another length": {"rows": good(), "mask": np.ones(N + 1, np.bool_)},
         "mask of numbers": {"rows": good(), "mask": np.ones(N, np.int64)},
         "final without mask": {"rows": good(), "final": {"obs": np.zeros((N, 3), np.float32)}},
         "final of an unknown field": {"rows": good(), "final_mask": np.ones(N, np.bool_), "final": {"colour": np.zeros(N)}},
-    }.items():
+    }
+    for kind, arguments in bad_calls.items():
         with pytest.raises(RowsRejected):
             collector.write(**arguments)
         assert collector.statistics().rows_written == 0, kind

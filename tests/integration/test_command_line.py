@@ -136,7 +136,9 @@ def test_wrong_options_end_with_2_and_name_themselves(crash_dir: Path, tmp_path:
     assert list(crash_dir.iterdir()) == []
 
 
-def test_a_config_file_is_read_and_the_command_line_wins(start_server: Callable[..., ServerProcess], tmp_path: Path, schema_file: str) -> None:
+def test_a_config_file_is_read_and_the_command_line_wins(
+    start_server: Callable[..., ServerProcess], tmp_path: Path, schema_file: str
+) -> None:
     file = tmp_path / "server.toml"
     file.write_text(f'capacity = 500\nslot-rows = 20\ncolumns = ["link"]\nschema = "{schema_file}"\n')
     server = start_server("--config", str(file), "--capacity", "600")

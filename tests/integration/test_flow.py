@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from replay_server_client import Collector, InvalidRequest, Learner, ReplayTimeout, Schema
+from replay_server_protocol.messages import Grant
 from support.raw_client import RawCollector, RawLearner
 from support.reports import report_of, wait_report
 from support.servers import ServerProcess
-
-from replay_server_protocol.messages import Grant
 
 SCHEMA = Schema.of(mark="int64")
 

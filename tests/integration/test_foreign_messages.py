@@ -10,7 +10,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import zmq
-from replay_server_client import Collector, InvalidRequest, ReplayError, SchemaMismatch, Schema, ServerGone
+from replay_server_client import Collector, InvalidRequest, ReplayError, Schema, SchemaMismatch, ServerGone
 from replay_server_protocol.codec import client_codec
 from replay_server_protocol.errors import AttachRefused
 from replay_server_protocol.messages import (

@@ -53,29 +53,6 @@ def test_sampled_rows_are_the_written_ones(collector: Collector, learner: Learne
     assert not SCHEMA.differences(learner.schema)
 
 
-def test_rows_are_whole_while_the_ring_wraps_under_the_learner(collector: Collector, learner: Learner) -> None:
-    written = 0
-    for _ in range(300):
-        collector.write(rows(written, 64))
-        written += 64
-        batch = learner.sample(128)
-        tail, committed = batch.window
-        assert torch.equal(batch["stamp"], batch.seqs)
-        assert torch.equal(batch["obs"][:, 3], batch.seqs.float())
-        assert tail <= int(batch.seqs.min()) <= int(batch.seqs.max()) < committed <= written
-        assert committed - tail <= 1000
-    assert written > 10 * 1000
-    assert learner.statistics().batches == 300
-    assert learner.statistics().late == 0
-
-
-def test_lock_step_sees_each_flush(collector: Collector, learner: Learner) -> None:
-    for step in range(20):
-        collector.write(rows(step * 10, 10))
-        committed = collector.flush()
-        assert learner.sample(4, min_committed=committed, max_age_rows=10).window == (step * 10, step * 10 + 10)
-
-
 def test_background_thread_makes_the_next_batch_ready(collector: Collector, learner: Learner) -> None:
     collector.write(rows(0, 100))
     collector.flush()
@@ -100,18 +77,6 @@ def test_progress_hands_driving_to_the_caller(collector: Collector, learner: Lea
             learner.progress()
         learner.sample(32)
     assert learner.statistics().waited_s == waited_s
-
-
-def test_equal_names_and_seeds_sample_equal_rows(collector: Collector, server: ServerProcess) -> None:
-    collector.write(rows(0, 500))
-    committed = collector.flush()
-    drawn = []
-    for name, seed in (("a", 1), ("a", 1), ("b", 1), ("a", 2)):
-        with Learner.connect(server.name, run_dir=server.run_dir, name=name, seed=seed) as learner:
-            drawn.append(learner.sample(64, min_committed=committed).seqs.clone())
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-    assert not torch.equal(drawn[0], drawn[3])
 
 
 def test_connect_returns_before_there_is_a_ring_and_sample_says_what_is_missing(learner: Learner) -> None:
@@ -151,17 +116,6 @@ def test_learner_that_expects_another_schema_is_refused_by_field(collector: Coll
     expected = Schema.of(obs=("float32", 5))
     with pytest.raises(SchemaMismatch, match="obs"), Learner.connect(server.name, run_dir=server.run_dir, schema=expected) as learner:
         learner.sample(1)
-
-
-def test_posted_arrays_reach_the_collector(collector: Collector, learner: Learner) -> None:
-    collector.flush()
-    assert learner.post("policy", {"w": torch.arange(6.0).view(2, 3), "b": np.ones(2, np.float32)}) == 1
-    assert learner.post("policy", {"w": torch.zeros(2, 3), "b": np.ones(2, np.float32)}) == 2
-    latest = collector.latest("policy")
-    assert latest is not None
-    version, arrays = latest
-    assert version == 2
-    assert np.array_equal(arrays["w"], np.zeros((2, 3)))
 
 
 def test_moments_are_the_servers_and_a_field_without_is_named(collector: Collector, learner: Learner) -> None:

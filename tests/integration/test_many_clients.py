@@ -18,10 +18,9 @@ def collect(name: str, run_dir: str, number: int, duration_s: float) -> dict[str
     import random
     import time
 
+    import numpy as np
     from replay_server_client import Collector
     from support.markers import MARKERS, marker_steps
-
-    import numpy as np
 
     rng, bits = random.Random(number), np.random.default_rng(number)
     lanes, step, kept, slowest_s = number + 1, 0, 0, 0.0
@@ -99,7 +98,9 @@ def test_order_wholeness_and_conservation_hold_with_four_collectors_and_two_lear
     assert report["counters"]["bad_messages"] == report["counters"]["stale_messages"] == report["counters"]["sessions_lost"] == 0
     assert report["ring"]["committed"] > 10 * 3000, "the ring must have wrapped many times"
     assert min(part["batches"] for part in sampled) > 100
-    assert max(part["slowest_s"] for part in found) < LEASE_S + 1.0, "no lease blocks ingest longer than the lease, and a busy machine's second"
+    assert max(part["slowest_s"] for part in found) < LEASE_S + 1.0, (
+        "no lease blocks ingest longer than the lease, and a busy machine's second"
+    )
     assert (report["ingress"]["segments"], report["ingress"]["occupied_slots"]) == (0, 0)
     assert server.stop() == 0
     assert list(server.run_dir.iterdir()) == []

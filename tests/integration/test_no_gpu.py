@@ -26,7 +26,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", [["--device", "cuda"], ["--device", "cuda:0", "--storage", "host"]])
-def test_serving_on_cuda_ends_with_5_and_one_line_that_says_what_is_missing(children: Children, crash_dir: Path, options: list[str]) -> None:
+def test_serving_on_cuda_ends_with_5_and_a_line_that_says_what_is_missing(children: Children, crash_dir: Path, options: list[str]) -> None:
     server = children.start([sys.executable, "-m", "replay_server", "serve", "--run-dir", str(crash_dir), *options])
     assert server.wait() == 5
     (line,) = server.output.splitlines()

@@ -17,12 +17,10 @@ def test_rows_are_whole_and_in_order_while_every_copy_is_torn_for_a_while(start_
     server = start_server("--capacity", "40", "--slot-rows", "8", "--headroom", "16", "--debug-copy-delay", str(DELAY_S))
     steps = 200
     with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector, RawLearner(server.endpoints) as learner:
-        number = 0
-        for step in range(0, steps, 8):
+        for number, step in enumerate(range(0, steps, 8), 1):
             collector.write(marker_steps(0, 1, step, 8))  # refills a slot as soon as it has its credit
             if step < 8:
                 collector.flush()
-            number += 1
             grant = learner.grant(number)
             rows = {name: learner.read(name, grant.tail, grant.committed) for name in MARKERS.names}
             learner.release(grant)

@@ -18,7 +18,7 @@ TIMEOUTS_S = (0.0, 0.05, 0.4)
 
 @contextmanager
 def raises_in_time(error: type[ReplayError], timeout_s: float, *names: str) -> Iterator[None]:
-    """Within 10 % or 20 ms of ``timeout_s``, whichever is larger; tried three times, since another process may hold the CPU."""
+    """Within 10 % or 20 ms of ``timeout_s``, whichever is larger."""
     before = time.monotonic()
     with pytest.raises(error) as raised:
         yield
@@ -29,11 +29,12 @@ def raises_in_time(error: type[ReplayError], timeout_s: float, *names: str) -> I
         assert name in str(raised.value)
 
 
-def in_time(error: type[ReplayError], timeout_s: float, call: Callable[[], object], *names: str) -> None:
+def in_time(error: type[ReplayError], timeout_s: float, call: Callable[[float], object], *names: str) -> None:
+    """As ``raises_in_time`` of ``call(timeout_s)``; tried three times, since another process may hold the CPU."""
     for attempt in range(3):
         try:
             with raises_in_time(error, timeout_s, *names):
-                call()
+                call(timeout_s)
         except AssertionError:
             if attempt == 2:
                 raise
@@ -43,10 +44,10 @@ def in_time(error: type[ReplayError], timeout_s: float, call: Callable[[], objec
 
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
 def test_connecting_to_nobody_ends_in_time(crash_dir: object, timeout_s: float) -> None:
-    def collector() -> object:
+    def collector(timeout_s: float) -> object:
         return Collector.connect("nobody", schema=SCHEMA, run_dir=str(crash_dir), timeout=timeout_s)
 
-    def learner() -> object:
+    def learner(timeout_s: float) -> object:
         return Learner.connect("nobody", device="cpu", run_dir=str(crash_dir), timeout=timeout_s)
 
     in_time(ServerGone, timeout_s, collector, "nobody", "replay-server serve")
@@ -57,17 +58,17 @@ def test_a_sample_ends_in_time_whatever_is_missing(start_server: Callable[..., S
     server = start_server("--capacity", "100", "--slot-rows", "16", "--learning-starts", "20")
     with Learner.connect(server.name, run_dir=server.run_dir, device="cpu") as learner:
         for timeout_s in TIMEOUTS_S:
-            in_time(ReplayTimeout, timeout_s, lambda: learner.sample(8, timeout=timeout_s), "schema")  # noqa: B023
-            in_time(ReplayTimeout, timeout_s, lambda: learner.wait_ready(timeout_s), "schema")  # noqa: B023
+            in_time(ReplayTimeout, timeout_s, lambda t: learner.sample(8, timeout=t), "schema")
+            in_time(ReplayTimeout, timeout_s, learner.wait_ready, "schema")
         with Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector:
             collector.write({"mark": np.arange(12)})
             collector.flush()
-            in_time(ReplayTimeout, 0.3, lambda: learner.sample(8, timeout=0.3), "20", "12")
-            in_time(ReplayTimeout, 0.3, lambda: learner.wait_ready(0.3), "20", "12")
+            in_time(ReplayTimeout, 0.3, lambda t: learner.sample(8, timeout=t), "20", "12")
+            in_time(ReplayTimeout, 0.3, learner.wait_ready, "20", "12")
             collector.write({"mark": np.arange(12)})
             collector.flush()
             assert len(learner.sample(8)) == 8
-            in_time(ReplayTimeout, 0.3, lambda: learner.sample(8, min_committed=25, timeout=0.3), "25", "24")
+            in_time(ReplayTimeout, 0.3, lambda t: learner.sample(8, min_committed=25, timeout=t), "25", "24")
 
 
 def test_writes_and_flushes_end_in_time_with_the_reason(start_server: Callable[..., ServerProcess]) -> None:
@@ -84,10 +85,8 @@ def test_writes_and_flushes_end_in_time_with_the_reason(start_server: Callable[.
             assert collector.flush() == 32
             collector.write({"mark": np.arange(32)})
             for timeout_s in TIMEOUTS_S:
-                in_time(ReplayTimeout, timeout_s, lambda: collector.flush(timeout_s), f"lease {grant.lease}")  # noqa: B023
-                in_time(
-                    ReplayTimeout, timeout_s, lambda: collector.write({"mark": np.arange(16)}, timeout=timeout_s), f"lease {grant.lease}"  # noqa: B023
-                )
+                in_time(ReplayTimeout, timeout_s, collector.flush, f"lease {grant.lease}")
+                in_time(ReplayTimeout, timeout_s, lambda t: collector.write({"mark": np.arange(16)}, timeout=t), f"lease {grant.lease}")
             with raises_in_time(ReplayTimeout, 0.2, "slots"), collector.slot(timeout=0.2):
                 pass
             learner.release(grant)

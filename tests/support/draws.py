@@ -13,7 +13,7 @@ _CYCLES_A_SECOND = 2_000_000_000
 
 
 def slow_draws(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """From now to the end of the test a sampler made in this process draws for at least ``seconds``. A CUDA graph captures the delay too."""
+    """From now to the end of the test a sampler made in this process draws for at least ``seconds``; a CUDA graph captures that too."""
 
     def slow(drawn: Drawn, ring_rows: int) -> None:
         if drawn.seqs.is_cuda:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,7 +90,7 @@ class GrantingConnection(Connection):
         return self.welcome
 
     def show_ring(self) -> None:
-        self._inbox.append(replace(self.ring_at, session=self.session))
+        self._inbox.append(self.ring_at._replace(session=self.session))
 
     def send(self, message: ClientMessage) -> None:
         self.sent.append(message)
@@ -100,7 +100,7 @@ class GrantingConnection(Connection):
                 self.segment.bytes[self.ring_at.proof_offset :] = 7  # the second pattern
                 self._inbox.append(Challenge(self.session, 1) if step == 1 else Proved(self.session, 1))
             case Sample() if self.refusal is not None:
-                self._inbox.append(replace(self.refusal, sampler=message.sampler, number=message.number))
+                self._inbox.append(self.refusal._replace(sampler=message.sampler, number=message.number))
             case Sample() if not self.holds:
                 self.grant(message)
             case Explain(what=what):
@@ -125,7 +125,7 @@ class GrantingConnection(Connection):
             raise error
         return self._inbox.popleft() if self._inbox else None
 
-    def sleep(self, timeout_s: float, also: Iterable[int] = ()) -> None:
+    def sleep(self, timeout_s: float, also: Iterable[int] = (), spin_s: float = 0.0) -> None:
         """Nothing will come while one thread tests: time passes."""
         self.clock.advance(timeout_s)
 

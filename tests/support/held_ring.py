@@ -63,7 +63,9 @@ class HeldRing:
 class Bench:
     """An Ingress over a HeldRing, with collectors whose slots the test fills."""
 
-    def __init__(self, capacity: int, headroom: int, *, has_link: bool = False, flow: Flow | None = None, keeps_moments: bool = False) -> None:
+    def __init__(
+        self, capacity: int, headroom: int, *, has_link: bool = False, flow: Flow | None = None, keeps_moments: bool = False
+    ) -> None:
         self.ring = Ring(capacity, headroom)
         self.layout = RingLayout.of(self.ring.ring_rows, ROWS.stride, has_link=has_link, has_priority=False)
         self.memory = HeldRing(self.layout)

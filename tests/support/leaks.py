@@ -60,7 +60,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def _descriptors() -> Iterator[str]:
-    """Not those of the GPU's driver, which opens one for each mapping it makes and keeps it for the next: tests/gpu counts device memory."""
+    """Not those of the GPU's driver, which opens one for each mapping it makes and keeps it; tests/gpu counts device memory instead."""
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor
             target = os.readlink(f"/proc/self/fd/{fd}")

@@ -8,6 +8,8 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from replay_server_client.connection import Connection
+from replay_server_client.deadline import Deadline
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.messages import (
     PROTOCOL_VERSION,
@@ -29,9 +31,6 @@ from replay_server_protocol.messages import (
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
-
-from replay_server_client.connection import Connection
-from replay_server_client.deadline import Deadline
 
 M = TypeVar("M")
 _WITHIN_S = 10.0

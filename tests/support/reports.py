@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from replay_server_client.status import query
-
 from support.servers import ServerProcess
 
 _WITHIN_S = 10.0
@@ -19,7 +18,10 @@ def report_of(server: ServerProcess, timeout_s: float = 5.0) -> dict[str, Any]:
 
 
 def wait_report(server: ServerProcess, holds: Callable[[dict[str, Any]], object], within_s: float = _WITHIN_S) -> dict[str, Any]:
-    """The first report for which ``holds``; AssertionError with the last one if there is none in time. Another process's state is no event."""
+    """The first report for which ``holds``; AssertionError with the last one if there is none in time.
+
+    Asks again and again: another process's state is no event here.
+    """
     end = time.monotonic() + within_s
     while not holds(report := report_of(server)):
         assert time.monotonic() < end, f"never reported within {within_s} s; the last report: {report}"

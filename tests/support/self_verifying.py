@@ -60,13 +60,13 @@ def write_until(collector: Collector, width: int, first_seq: int, is_enough: Cal
     return seq
 
 
-def sample_until_closed(server_name: str, run_dir: str, device: str, name: str, width: int, batch_rows: int, prefetch: int) -> Sampled:
+def sample_until_closed(server_name: str, run_dir: str, device: str, width: int, batch_rows: int, prefetch: int) -> Sampled:
     """Samples until the server stops in good order. For ``Children.run``; says "sampling" once it does."""
     import torch
     from replay_server_client import Learner
     from support.self_verifying import TIMEOUT_S, factors
 
-    with Learner.connect(server_name, device=device, name=name, prefetch=prefetch, run_dir=run_dir, timeout=TIMEOUT_S) as learner:
+    with Learner.connect(server_name, device=device, name=f"l{prefetch}", prefetch=prefetch, run_dir=run_dir, timeout=TIMEOUT_S) as learner:
         place = learner.sample(batch_rows, timeout=TIMEOUT_S).seqs.device
         print("sampling", flush=True)
         factor, offset = torch.from_numpy(factors(width)).to(place), torch.arange(width, device=place)

@@ -101,7 +101,7 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, named: str) 
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="/nowhere/server.toml"):
+    with pytest.raises(InvalidRequest, match=r"/nowhere/server\.toml"):
         ServerConfig.from_options({}, "/nowhere/server.toml")
 
 

@@ -42,7 +42,7 @@ def test_a_wide_tally_agrees_with_numpy_element_by_element(sizes: list[int], see
     rows, report = np.concatenate(every), tally.report()
     assert report["count"] == len(rows)
     for name, expected in (("mean", rows.mean(0)), ("std", rows.std(0)), ("min", rows.min(0)), ("max", rows.max(0))):
-        np.testing.assert_allclose(report[name], expected, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
+        np.testing.assert_allclose(report[name], expected, rtol=1e-9, atol=1e-9)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("name", ["reward", "obs"])

@@ -86,7 +86,9 @@ class Simulation:
         assert counters.rows_rejected == self.rejected
         assert bench.ingress.is_consistent()
         occupied = bench.ingress.waiting_slots + bench.ingress.slots_in_flight
-        assert occupied == sum(len(c.credits.slots) - c.credits.outstanding for c in self.collectors) == sum(c.queued for c in self.collectors)
+        assert (
+            occupied == sum(len(c.credits.slots) - c.credits.outstanding for c in self.collectors) == sum(c.queued for c in self.collectors)
+        )
 
 
 def free_slots(collector: CollectorSession) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ def test_host_ring_is_mapped_without_a_copy(server: GrantingConnection, at: Ring
 
 def test_segment_that_is_gone_is_named(at: RingAt) -> None:
     with pytest.raises(ProtocolViolation, match="replay-nothing"):
-        map_ring(replace(at, handle=b"replay-nothing"), "cpu", 1, None)
+        map_ring(at._replace(handle=b"replay-nothing"), "cpu", 1, None)
 
 
 @pytest.mark.parametrize("change", [{"ring_rows": 65}, {"ring_rows": 0}, {"alloc_bytes": 100}, {"handle": b"\xff"}])
@@ -53,7 +52,7 @@ def test_sizes_that_contradict_each_other_are_refused_before_anything_is_mapped(
 ) -> None:
     monkeypatch.setattr(Segment, "open", lambda *_: pytest.fail("mapped"))
     with pytest.raises(ProtocolViolation):
-        map_ring(replace(at, **change), "cpu", 1, None)  # type: ignore[arg-type]
+        map_ring(at._replace(**change), "cpu", 1, None)  # type: ignore[arg-type]
 
 
 def test_other_schema_than_expected_is_refused_by_field(at: RingAt) -> None:
@@ -63,24 +62,24 @@ def test_other_schema_than_expected_is_refused_by_field(at: RingAt) -> None:
 
 def test_cpu_learner_of_a_cuda_ring_is_refused_with_the_remedy(at: RingAt) -> None:
     with pytest.raises(AttachRefused, match="--storage host"):
-        map_ring(replace(at, storage="cuda", handle=bytes(64), device_uuid="x"), "cpu", 1, None)
+        map_ring(at._replace(storage="cuda", handle=bytes(64), device_uuid="x"), "cpu", 1, None)
 
 
 def test_gpu_that_is_not_visible_here_is_named(at: RingAt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(AttachRefused, match="GPU 1234, this process sees no GPU"):
-        map_ring(replace(at, storage="cuda", handle=bytes(64), device_uuid="1234"), "cuda", 1, None)
+        map_ring(at._replace(storage="cuda", handle=bytes(64), device_uuid="1234"), "cuda", 1, None)
 
 
 def test_equal_pids_of_server_and_learner_are_refused_for_cuda(at: RingAt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapping, "_place", lambda *_: torch.device("cuda", 0))
     with pytest.raises(AttachRefused, match=f"both have pid {os.getpid()}"):
-        map_ring(replace(at, storage="cuda", handle=bytes(64)), "cuda", os.getpid(), None)
+        map_ring(at._replace(storage="cuda", handle=bytes(64)), "cuda", os.getpid(), None)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0", "", "mps"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0", "", "mps:0"])
 def test_unknown_device_is_refused_with_the_choices(device: str) -> None:
-    with pytest.raises(InvalidRequest, match="'auto', 'cpu', 'cuda', 'cuda:N'"):
+    with pytest.raises(InvalidRequest, match="'auto', 'cpu', 'cuda', 'cuda:N', 'mps'"):
         check_device(device)
 
 

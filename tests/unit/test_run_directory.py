@@ -57,8 +57,17 @@ def test_release_leaves_nothing_and_frees_the_name(endpoints: Endpoints) -> None
     first.release()
     segment.close()
     assert not (segment_dir() / segment.name).exists()
-    assert list(endpoints.run_dir.iterdir()) == []
+    assert not endpoints.run_dir.exists(), "this life made it"
     RunDirectory.claim(endpoints).release()
+
+
+def test_a_directory_that_was_there_or_that_others_use_stays(endpoints: Endpoints) -> None:
+    first = RunDirectory.claim(endpoints)
+    second = RunDirectory.claim(Endpoints.resolve("two", endpoints.run_dir))
+    first.release()
+    assert [path.name for path in endpoints.run_dir.iterdir()] == ["two.lock"]
+    second.release()
+    assert list(endpoints.run_dir.iterdir()) == [], "the second one found it there"
 
 
 def test_after_a_crash_the_segments_are_swept_and_the_generation_rises(endpoints: Endpoints) -> None:
@@ -101,7 +110,9 @@ def test_holders_of_an_earlier_ring_are_those_that_still_live(endpoints: Endpoin
     dead = RunDirectory.claim(endpoints)
     me = ProcessIdentity.current()
     alive = RingHolder(me.pid, me.start_ticks, "alive", dead.generation)
-    dead.note_holders([alive, RingHolder(me.pid, me.start_ticks + 1, "pid used again", dead.generation), RingHolder(2**22 + 1, 5, "gone", 1)])
+    dead.note_holders(
+        [alive, RingHolder(me.pid, me.start_ticks + 1, "pid used again", dead.generation), RingHolder(2**22 + 1, 5, "gone", 1)]
+    )
     abandon(dead)
     successor = RunDirectory.claim(endpoints)
     assert successor.living_earlier_holders() == [alive]
