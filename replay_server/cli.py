@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from replay_server.server import Server
+    from replay_server.stop_signals import StopSignals
 
     given = {f.name: getattr(options, f.name) for f in fields(ServerConfig) if getattr(options, f.name) is not None}
     config = ServerConfig.from_options(given, options.config)
@@ -42,13 +43,13 @@ def _serve(options: argparse.Namespace) -> int:
         return _print_plan(config)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.raiseExceptions = False  # a log pipe may break; the data path goes on
-    server = Server(config)
-    server.catch_signals()
+    signals = StopSignals()
+    server = Server(config, signals)
     try:
         server.run()
     finally:
         server.close()
-        server.ignore_signals()
+        signals.ignore()
     return 0
 
 

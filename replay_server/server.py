@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
-from types import FrameType
 
 import zmq
 from replay_server_protocol.endpoints import Endpoints
@@ -24,6 +22,7 @@ from replay_server.replay import Phase, Replay
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
 from replay_server.status import StatusSocket
+from replay_server.stop_signals import StopSignals
 from replay_server.store import choose_device
 
 log = logging.getLogger("replay_server")
@@ -40,7 +39,8 @@ _LOOP = "loop"
 class Server:
     """Serves until it is told to stop. Construction claims the name and binds the sockets; ``run`` is the loop; ``close`` gives all back."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, signals: StopSignals | None = None) -> None:
+        """Claims, binds and, with a schema, allocates; ``signals`` stop it in good order, a second one at once."""
         if config.trace is not None:
             check_writable(config.trace)
         device = choose_device(config)
@@ -51,7 +51,7 @@ class Server:
         self._desk = AttachDesk(self.replay)
         self._dispatch = Dispatch(self.replay, self._desk, self.stop)
         self._status = StatusSocket(self._context, self.replay)
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signals = signals
         self._closing_until_s: float | None = None
         self._tend_at_s = 0.0
         self._dying: dict[int, float] = {}  # sessions of dead processes, and until when their last messages are waited for
@@ -59,7 +59,6 @@ class Server:
         self._spin_s = spin_s()
         self._spin_until_s = 0.0
         self._is_read_empty = False
-        self._catches_signals = False
         try:
             self._poller = self._make_poller()
             if schema is not None:
@@ -85,7 +84,7 @@ class Server:
             self._commit()
             self._grant()
             self._revoke()
-            self._made_progress |= self._status.answer_nowait()
+            self._made_progress |= self._status.answer_nowait(is_busy=self._made_progress)
             self._tend()
 
     def stop(self) -> None:
@@ -112,27 +111,7 @@ class Server:
         replay.deaths.close()
         self._context.term()
         self._directory.release()
-        if self._catches_signals:
-            signal.set_wakeup_fd(-1)
-        for fd in (self._wake_read, self._wake_write):
-            os.close(fd)
         self._save_trace()
-
-    def catch_signals(self) -> None:
-        """SIGTERM and SIGINT stop in good order; a second one at once."""
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        self._catches_signals = True
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, on_signal)
-
-    def ignore_signals(self) -> None:
-        """After ``close``: a late second signal no longer changes how this process ends."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
 
     def _save_trace(self) -> None:
         """Last of all, when nobody waits for this server any more. A trace that can't be written is told and harms nothing else."""
@@ -148,14 +127,17 @@ class Server:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (self.replay.control.socket, self._status.socket, self.replay.deaths.fileno(), self._wake_read):
-            poller.register(source, zmq.POLLIN)
+        for source in (self.replay.control.socket, self._status.socket, self.replay.deaths.fileno(), self._signals):
+            if source is not None:
+                poller.register(source, zmq.POLLIN)
         parent = self.replay.config.parent_pid
         if parent is not None and (os.getppid() != parent or not self.replay.deaths.watch(_PARENT_TOKEN, ProcessIdentity.of(parent))):
             raise InvalidRequest(f"--parent-pid {parent}: that process is not this one's parent any more")
         return poller
 
     def _is_finished(self) -> bool:
+        for _ in range(self._signals.take() if self._signals is not None else 0):
+            self.stop()
         if self._closing_until_s is None:
             return False
         return len(self.replay.sessions) == 0 or time.monotonic() >= self._closing_until_s
@@ -183,8 +165,6 @@ class Server:
         ready = dict(self._poller.poll(int(left_s * 1000) + 1))
         if self.replay.deaths.fileno() in ready:
             self._tend_at_s = 0.0
-        if self._wake_read in ready:
-            os.read(self._wake_read, 512)
 
     def _receive(self) -> None:
         """Takes what has come, up to a limit, so that a flood can't keep the rest of the loop from its turn."""

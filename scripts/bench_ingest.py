@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from functools import partial
 from multiprocessing.synchronize import Event
 
 import benchmark
@@ -26,13 +25,13 @@ def main() -> None:
     options = benchmark.parse(__doc__)
     report = Report("bench_ingest", options)
     for slot_rows, collectors in options.pick([(512, 1), (512, 4), (512, 12), (4096, 1), (4096, 4), (4096, 8)], [(512, 1), (512, 2)]):
-        what = f"write, {collectors} × {slot_rows} rows"
-        report.measure("written slots", what, "GB/s", {OURS: partial(gb_per_s, options, collectors, slot_rows, is_refilled=True)})
+        rates = gb_per_s(options, collectors, slot_rows, is_refilled=True)
+        report.add("written slots", f"write, {collectors} × {slot_rows} rows", OURS, "GB/s", rates)
     slot_rows, collectors = options.pick((4096, 8), (512, 2))
-    sides = {OURS: lambda: gb_per_s(options, collectors, slot_rows, is_refilled=False)}
+    what = f"hand over, {collectors} × {slot_rows} rows"
+    report.add("slots handed over", what, OURS, "GB/s", gb_per_s(options, collectors, slot_rows, is_refilled=False))
     if options.device == "cuda":
-        sides[BARE] = lambda: bare_gb_per_s(slot_rows)
-    report.measure("slots handed over", f"hand over, {collectors} × {slot_rows} rows", "GB/s", sides)
+        report.add("slots handed over", what, BARE, "GB/s", [bare_gb_per_s(slot_rows) for _ in range(options.runs)])
     if options.device == "cuda" and not options.quick:
         expect(report)
     report.publish()
@@ -46,9 +45,10 @@ def expect(report: Report) -> None:
     report.expect_ratio("hand over, 8 × 4096 rows", OURS, BARE, at_least=0.9)
 
 
-def gb_per_s(options: Options, collectors: int, slot_rows: int, *, is_refilled: bool) -> float:
-    """One run: a fresh server and fresh collectors, measured once all of them write; the ring wraps many times in between."""
-    capacity, window_s = options.pick(16 * 4096, 8 * 512), options.pick(2.0, 0.3)
+def gb_per_s(options: Options, collectors: int, slot_rows: int, *, is_refilled: bool) -> list[float]:
+    """One rate a run: a second each of one server and its collectors, measured once all of them write; the ring wraps in each."""
+    capacity, window_s = options.pick(16 * 4096, 8 * 512), options.pick(1.0, 0.3)
+    rates = []
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     with serve(options, capacity=capacity, headroom=capacity, slot_rows=slot_rows, depth=2) as server:
@@ -63,15 +63,17 @@ def gb_per_s(options: Options, collectors: int, slot_rows: int, *, is_refilled: 
             for event in running:
                 if not event.wait(TIMEOUT_S):
                     raise TimeoutError(f"a collector did not start within {TIMEOUT_S:g} s; its error is above")
-            before, start_s = server.status(), time.perf_counter()
-            stop.wait(window_s)
-            after, elapsed_s = server.status(), time.perf_counter() - start_s
+            for _ in range(options.runs):
+                before, start_s = server.status(), time.perf_counter()
+                stop.wait(window_s)
+                after, elapsed_s = server.status(), time.perf_counter() - start_s
+                rows: int = after["ring"]["committed"] - before["ring"]["committed"]
+                rates.append(rows * transition_schema().stride / elapsed_s / 1e9)
         finally:
             stop.set()
             for process in processes:
                 process.join(TIMEOUT_S)
-    rows: int = after["ring"]["committed"] - before["ring"]["committed"]
-    return rows * transition_schema().stride / elapsed_s / 1e9
+    return rates
 
 
 def collect(name: str, run_dir: str, slot_rows: int, is_refilled: bool, seed: int, running: Event, stop: Event) -> None:

@@ -55,6 +55,7 @@ def test_memory_is_flat_over_50_restarts_of_the_server_under_one_learner(childre
                 with pytest.raises(ServerClosing):
                     learner.sample(256)
             server = spawn_server(children, crash_dir, *OPTIONS, name=server.name)
+    wait_report(server, lambda found: found["phase"])
     assert server.stop() == 0
     assert max(used[2:]) - min(used[2:]) <= SLACK_BYTES, [round(each / MIB) for each in used]
 
@@ -132,7 +133,9 @@ def test_a_mapping_outlives_the_killed_server_and_is_free_once_the_learner_lets_
         learner.progress()
         assert learner.schema is None, "the loss of the server was noticed"
         wait_used_at_most(held - RING_BYTES)
-    assert spawn_server(children, crash_dir, *OPTIONS, name=server.name).stop() == 0  # sweeps what the killed one left
+    successor = spawn_server(children, crash_dir, *OPTIONS, name=server.name)  # sweeps what the killed one left
+    wait_report(successor, lambda found: found["phase"])
+    assert successor.stop() == 0
     wait_used_at_most(baseline + SLACK_BYTES)
 
 

@@ -22,6 +22,7 @@ from replay_server_protocol.messages import (
     Publish,
     Refused,
     Release,
+    RingAt,
     Sample,
 )
 from support.raw_client import RawClient, RawCollector, RawLearner
@@ -208,6 +209,7 @@ def test_sessions_of_a_role_are_bounded(start_server: Callable[..., ServerProces
 
 def test_a_learner_whose_mapping_reads_other_bytes_is_refused(server: ServerProcess) -> None:
     with RawCollector(server.endpoints, SCHEMA), RawClient(server.endpoints, "learner") as liar:
+        liar.receive(RingAt)
         liar.send(Proof, 1, b"guess")
         found = refusal(liar)
         assert found.code == "attach_refused"
