@@ -11,7 +11,7 @@ from replay_server_protocol.errors import AttachRefused, BudgetExceeded, Invalid
 from replay_server_protocol.messages import PROTOCOL_VERSION, Challenge, Hello, Proof, Proved, Refused, RingAt, SegmentLent, Welcome
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.segment import Segment, segment_name
+from replay_server_protocol.segment import Segment, align, segment_name
 from replay_server_protocol.states import SessionEvent, SessionState
 
 from replay_server.config import slot_rows_for
@@ -63,9 +63,9 @@ class AttachDesk:
         else:
             session.happen(SessionEvent.MAPPED)
 
-    def mapped(self, session: Session) -> None:
+    def mapped(self, session: CollectorSession) -> None:
         """The collector has its segment: the name goes, so that nothing is left behind whoever dies."""
-        if isinstance(session, CollectorSession) and session.segment is not None and session.state is SessionState.GREETED:
+        if session.segment is not None and session.state is SessionState.GREETED:
             session.segment.unlink()
             session.happen(SessionEvent.MAPPED)
 
@@ -76,8 +76,9 @@ class AttachDesk:
             return
         if proof.pattern != session.pattern:
             error = AttachRefused(
-                f"learner {session.name!r} maps the ring but reads other bytes than the server wrote: shared {store.memory.place.storage} memory "
-                "doesn't work between these two processes (containers, WSL and virtual machines can do this); use --storage host or --device cpu"
+                f"learner {session.name!r} maps the ring but reads other bytes than the server wrote: shared {store.memory.place.storage} "
+                "memory doesn't work between these two processes (containers, WSL and virtual machines can do this); "
+                "use --storage host or --device cpu"
             )
             self.refuse(session, "Proof", error)
             return
@@ -95,6 +96,7 @@ class AttachDesk:
         self.end(session, str(error), is_lost=True)
 
     def refusal(self, token: int, about: str, error: ReplayError, sampler: int = 0, number: int = 0) -> Refused:
+        """REFUSED with the code, text and details from which the client makes the same error."""
         text = str(error)[:4000]
         return Refused(token, self._replay.generation, about, sampler, number, error.code, text, error.details)
 
@@ -158,7 +160,9 @@ class AttachDesk:
     def _check(self, hello: Hello) -> None:
         replay = self._replay
         if hello.version != PROTOCOL_VERSION:
-            raise AttachRefused(f"the client speaks protocol {hello.version}, the server {PROTOCOL_VERSION}: install one version on both sides")
+            raise AttachRefused(
+                f"the client speaks protocol {hello.version}, the server {PROTOCOL_VERSION}: install the same on both sides"
+            )
         if replay.phase is Phase.CLOSING:
             raise ServerClosing("the server is closing")
         if hello.run_id is not None and hello.run_id != replay.config.run_id:
@@ -169,7 +173,7 @@ class AttachDesk:
         if is_here and hello.start_ticks and ProcessIdentity.of(hello.pid) != ProcessIdentity(hello.pid, hello.start_ticks):
             raise AttachRefused(f"process {hello.pid} is not the one that said HELLO (it ended, or its pid is used again)")
         if not is_here and hello.device_uuid is not None and hello.pid == os.getpid():
-            raise AttachRefused(f"learner and server both have pid {hello.pid} in two PID namespaces: CUDA IPC refuses that; share the namespace")
+            raise AttachRefused(f"learner and server both have pid {hello.pid}, in two PID namespaces: CUDA IPC refuses that; share one")
 
     def _welcome(self, session: Session) -> None:
         replay = self._replay
@@ -221,9 +225,10 @@ class AttachDesk:
         slot_rows = slot_rows_for(config, session.hello.lanes)
         if slot_rows > store.ring.headroom:
             raise InvalidRequest(
-                f"slots of {slot_rows:,} rows don't fit the headroom of {store.ring.headroom:,}: start the server with --headroom {2 * slot_rows}"
+                f"slots of {slot_rows:,} rows don't fit the headroom of {store.ring.headroom:,}: "
+                f"start the server with --headroom {2 * slot_rows}"
             )
-        slot_bytes = -(-slot_rows * schema.stride // 4096) * 4096
+        slot_bytes = align(slot_rows * schema.stride)
         name = segment_name(self._replay.directory.run_id, f"slots{session.ordinal}")
         segment = Segment.create(name, config.depth * slot_bytes)
         session.segment, session.slot_rows, session.slot_bytes = segment, slot_rows, slot_bytes
@@ -269,12 +274,10 @@ class AttachDesk:
         def tell() -> None:
             session.pattern = pattern
             if session.state is not SessionState.ENDED:
-                self._replay.send(session, self._ring_at(session, store) if session.proof_step == 1 else self._challenge(session))
+                is_first = session.proof_step == 1
+                self._replay.send(session, self._ring_at(session, store) if is_first else Challenge(session.token, self._replay.generation))
 
         store.ingress.write(store.plan.layout.proof_cell(session.ordinal), pattern, tell)
-
-    def _challenge(self, session: LearnerSession) -> Challenge:
-        return Challenge(session.token, self._replay.generation)
 
     def _ring_at(self, session: LearnerSession, store: Store) -> RingAt:
         place, layout = store.memory.place, store.plan.layout

@@ -48,9 +48,7 @@ class MemoryPlan:
             capacity + headroom, schema.stride, has_link="link" in config.columns, has_priority="priority" in config.columns
         )
         slot_bytes = align(slot_rows * schema.stride)
-        return cls(
-            capacity, headroom, layout, schema.row_bytes, slot_rows, slot_bytes, config.depth, config.max_collectors, is_on_device
-        )
+        return cls(capacity, headroom, layout, schema.row_bytes, slot_rows, slot_bytes, config.depth, config.max_collectors, is_on_device)
 
     @property
     def ring_bytes(self) -> int:
@@ -87,8 +85,8 @@ class MemoryPlan:
         beside_rows = PROOF_CELLS * PROOF_BYTES + 2 * PAGE_BYTES  # the proof cells and what alignment may take
         fits = max(0, (usable_bytes - beside_rows) // row_total - self.headroom)
         raise BudgetExceeded(
-            f"a ring of {self.capacity:,} + {self.headroom:,} rows needs {self.ring_bytes:,} bytes, {max(0, usable_bytes):,} of {where} can be "
-            f"used; a --capacity of {fits:,} would fit, or: {remedy}",
+            f"a ring of {self.capacity:,} + {self.headroom:,} rows needs {self.ring_bytes:,} bytes, {max(0, usable_bytes):,} of {where} "
+            f"can be used; a --capacity of {fits:,} would fit, or: {remedy}",
             needed_bytes=self.ring_bytes,
             free_bytes=max(0, usable_bytes),
             fits_rows=fits,

@@ -72,8 +72,9 @@ def _print_plan(config: ServerConfig) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from replay_server.status_text import status_lines
     from replay_server_client.status import query
+
+    from replay_server.status_text import status_lines
 
     endpoints = Endpoints.resolve(options.name, options.run_dir)
     while True:
@@ -100,12 +101,16 @@ def _admin(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="replay-server", description="A sidecar daemon that owns the replay ring of off-policy RL.", epilog=EXIT_CODES_TEXT, allow_abbrev=False
+        prog="replay-server",
+        description="A sidecar daemon that owns the replay ring of off-policy RL.",
+        epilog=EXIT_CODES_TEXT,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"replay-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    serve = commands.add_parser("serve", help="serve in the foreground until SIGTERM, SIGINT or `replay-server stop`", epilog=EXIT_CODES_TEXT)
+    serve_help = "serve in the foreground until SIGTERM, SIGINT or `replay-server stop`"
+    serve = commands.add_parser("serve", help=serve_help, epilog=EXIT_CODES_TEXT)
     for option in fields(ServerConfig):
         help_text = argparse.SUPPRESS if option.metadata["hidden"] else _help_of(option.metadata["help"], option.default)
         choices, metavar = option.metadata["choices"], option.metadata["metavar"]
@@ -139,5 +144,6 @@ def _reach() -> argparse.ArgumentParser:
 
 
 def _help_of(text: str, default: object) -> str:
-    shown = text if default is None or "default" in text else f"{text} (default: {','.join(default) if isinstance(default, tuple) else default})"
-    return shown.replace("%", "%%")
+    if default is not None and "default" not in text:
+        text = f"{text} (default: {','.join(default) if isinstance(default, tuple) else default})"
+    return text.replace("%", "%%")

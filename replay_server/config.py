@@ -38,10 +38,12 @@ class ServerConfig:
     name: str | None = _option(None, "name clients connect to (default: $REPLAY_SERVER_NAME, else default)")
     run_dir: str | None = _option(None, "run directory of sockets and lock (default: see README)", "DIR")
     device: str = _option("auto", "where the ring lives: auto, cpu, cuda[:N] or mps")
-    storage: Literal["device", "host"] = _option("device", "device: ring on the device; host: ring in host memory, for rings larger than the GPU", choices=("device", "host"))
+    storage: Literal["device", "host"] = _option(
+        "device", "device: ring on the device; host: ring in host memory, for rings larger than the GPU", choices=("device", "host")
+    )
     capacity: int | Size = _option(1_000_000, "rows that can be sampled, or the ring's size in bytes (40GiB)", "ROWS|SIZE")
     headroom: int | None = _option(None, "ring rows beyond the capacity (default: max(2 x slot rows, min(capacity / 8, 131072)))", "ROWS")
-    slot_rows: int | None = _option(None, "rows of an ingress slot (default: auto, at least 512 and one whole step of the lanes)", "ROWS|auto")
+    slot_rows: int | None = _option(None, "rows of a slot (default: auto, at least 512 and one whole step of the lanes)", "ROWS|auto")
     depth: int = _option(2, "slots of a collector", "N")
     max_collectors: int = _option(64, "collectors attached at a time", "N")
     max_learners: int = _option(64, "learners attached at a time", "N")
@@ -51,7 +53,9 @@ class ServerConfig:
     tolerance: int | None = _option(None, "rows by which samples per insert may be off, either side (required with it)", "ROWS")
     columns: tuple[str, ...] = _option((), "side columns kept beside the rows: link, priority", "NAME,…")
     moments: tuple[str, ...] | None = _option(None, "fields whose running moments are kept (default: the reward)", "FIELD,…")
-    nonfinite: Literal["reject", "count", "allow"] = _option("reject", "rows with NaN or infinity in a checked field", choices=("reject", "count", "allow"))
+    nonfinite: Literal["reject", "count", "allow"] = _option(
+        "reject", "rows with NaN or infinity in a checked field", choices=("reject", "count", "allow")
+    )
     lease: float = _option(0.5, "seconds a learner may hold a window for a gather", "SECONDS")
     mailbox_bytes: int = _option(256 << 20, "memory of all mailboxes together", "SIZE")
     seed: int = _option(0, "seed of all draws, with the learner's own", "N")
@@ -60,7 +64,7 @@ class ServerConfig:
     log_level: str = _option("info", "debug, info, warning or error", choices=("debug", "info", "warning", "error"))
     parent_pid: int | None = _option(None, "stop when this process ends", "PID", hidden=True)
     debug_copy_delay: float = _option(0.0, "tests: seconds every copy into the ring takes longer", hidden=True)
-    debug_profile: str | None = _option(None, "tests: write what CUDA did while serving there at the end, as a Chrome trace (needs torch)", "FILE", hidden=True)
+    debug_profile: str | None = _option(None, "tests: write what CUDA did as a Chrome trace there (needs torch)", "FILE", hidden=True)
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -128,7 +132,7 @@ def slot_rows_for(config: ServerConfig, lanes: int) -> int:
     if config.slot_rows is None:
         return max(MIN_AUTO_SLOT_ROWS, lanes) // lanes * lanes
     if lanes > config.slot_rows:
-        raise InvalidRequest(f"{lanes:,} lanes don't fit a slot: a slot holds whole steps; start the server with --slot-rows {lanes} or more")
+        raise InvalidRequest(f"{lanes:,} lanes don't fit a slot (it holds whole steps): start the server with --slot-rows {lanes} or more")
     return config.slot_rows // lanes * lanes
 
 

@@ -1,9 +1,10 @@
-"""What each message of an open session does. A message a role may not send, or that breaks a rule, is refused by name and changes nothing."""
+"""What each message of an open session does. One that a role may not send, or that breaks a rule, is refused and changes nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
 from replay_server_protocol.messages import (
@@ -14,7 +15,6 @@ from replay_server_protocol.messages import (
     Credit,
     Done,
     Explain,
-    Grant,
     MailAsk,
     MailLent,
     MailNews,
@@ -34,16 +34,38 @@ from replay_server.attach import AttachDesk
 from replay_server.credit import Verdict
 from replay_server.explain import explain
 from replay_server.replay import Replay
+from replay_server.requests import grant_of
 from replay_server.sessions import CollectorSession, LearnerSession, Session
+
+Action = Callable[[Any, Any], None]  # a session of the role, a message of the type
 
 
 class Dispatch:
-    """Acts on checked messages of known sessions."""
+    """Acts on checked messages of known sessions. One table says which role may send what: what is not in it is refused."""
 
     def __init__(self, replay: Replay, desk: AttachDesk, stop: Callable[[], None]) -> None:
         self._replay = replay
         self._desk = desk
         self._stop = stop
+        of_all: dict[type[ClientMessage], Action] = {
+            Explain: self._explain,
+            MailAsk: self._lend_mail,
+            MailReturn: self._take_mail_back,
+            Bye: lambda session, bye: desk.end(session, "bye"),
+        }
+        self._actions: Mapping[str, Mapping[type[ClientMessage], Action]] = {
+            "collector": {**of_all, Mapped: lambda session, mapped: desk.mapped(session), Publish: self._publish},
+            "learner": {
+                **of_all,
+                Proof: desk.prove,
+                Sample: self._sample,
+                Release: self._release,
+                Cancel: self._cancel,
+                MailPost: self._open_mail,
+                MailWritten: self._finish_mail,
+            },
+            "admin": {**of_all, Admin: self._administer},
+        }
 
     def take(self, session: Session, message: ClientMessage) -> None:
         """Acts on one message; a rule broken is answered by REFUSED."""
@@ -58,37 +80,15 @@ class Dispatch:
             self._replay.send(session, self._desk.refusal(session.token, about, error, sampler, number))
 
     def _act(self, session: Session, message: ClientMessage) -> None:
-        match session, message:
-            case CollectorSession(), Publish():
-                self._publish(session, message)
-            case LearnerSession(), Sample():
-                self._sample(session, message)
-            case LearnerSession(), Release():
-                self._release(session, message)
-            case LearnerSession(), Cancel():
-                self._replay.requests.cancel(session.token, message.sampler, message.number)
-            case LearnerSession(), Proof():
-                self._desk.prove(session, message)
-            case CollectorSession(), Mapped():
-                self._desk.mapped(session)
-            case _, Explain():
-                text = explain(self._replay, session, message, self._desk.why_no_ring())
-                self._replay.send(session, Reason(session.token, self._replay.generation, message.what, text[:4000]))
-            case _, MailAsk():
-                self._lend_mail(session, message)
-            case _, MailReturn():
-                self._replay.mailboxes.give_back(session.token, message.name, message.version)
-            case LearnerSession(), MailPost():
-                segment = self._replay.mailboxes.post(session.token, message)
-                self._replay.send(session, MailSlot(session.token, self._replay.generation, message.number, segment.name, segment.n_bytes))
-            case LearnerSession(), MailWritten():
-                self._finish_mail(session, message)
-            case _, Admin() if session.hello.role == "admin":
-                self._administer(session, message)
-            case _, Bye():
-                self._desk.end(session, "bye")
-            case _:
-                raise ProtocolViolation(f"a {session.hello.role} doesn't send {type(message).__name__}")
+        role, kind = session.hello.role, type(message)
+        action = self._actions[role].get(kind)
+        if action is None:
+            raise ProtocolViolation(f"a {role} doesn't send {kind.__name__}")
+        action(session, message)
+
+    def _explain(self, session: Session, message: Explain) -> None:
+        text = explain(self._replay, session, message, self._desk.why_no_ring())
+        self._replay.send(session, Reason(session.token, self._replay.generation, message.what, text[:4000]))
 
     def _publish(self, session: CollectorSession, message: Publish) -> None:
         store = self._replay.store
@@ -112,18 +112,10 @@ class Dispatch:
         if lease is None:
             replay.requests.ask(session, message, time.monotonic_ns())
             return
-        youngest = 0 if message.max_age_rows is None else lease.committed - message.max_age_rows
-        grant = Grant(
-            session.token,
-            replay.generation,
-            message.sampler,
-            message.number,
-            lease.lease,
-            max(lease.tail, youngest),
-            lease.committed,
-            lease.deadline_ns,
-        )
-        replay.send(session, grant)
+        replay.send(session, grant_of(lease, message))  # a repeat: the first grant may be lost
+
+    def _cancel(self, session: LearnerSession, message: Cancel) -> None:
+        self._replay.requests.cancel(session.token, message.sampler, message.number)
 
     def _release(self, session: LearnerSession, message: Release) -> None:
         replay = self._replay
@@ -136,6 +128,10 @@ class Dispatch:
             session.dropped += 1
             replay.counters.batches_dropped += 1
 
+    def _open_mail(self, session: LearnerSession, message: MailPost) -> None:
+        segment = self._replay.mailboxes.post(session.token, message)
+        self._replay.send(session, MailSlot(session.token, self._replay.generation, message.number, segment.name, segment.n_bytes))
+
     def _lend_mail(self, session: Session, message: MailAsk) -> None:
         token, generation = session.token, self._replay.generation
         lent = self._replay.mailboxes.lend(token, message.name, message.newer_than)
@@ -145,14 +141,18 @@ class Dispatch:
         segment = lent.segment
         self._replay.send(session, MailLent(token, generation, message.name, lent.version, segment.name, segment.n_bytes, lent.manifest))
 
+    def _take_mail_back(self, session: Session, message: MailReturn) -> None:
+        self._replay.mailboxes.give_back(session.token, message.name, message.version)
+
     def _finish_mail(self, session: LearnerSession, message: MailWritten) -> None:
+        """The news goes out before the poster is told: it is on its way when ``post`` returns."""
         replay = self._replay
         version = replay.mailboxes.finish(session.token, message.number)
-        replay.send(session, Done(session.token, replay.generation, message.number, version.version))
         subscribers = replay.mailboxes.subscribers(version.mailbox)
         for other in replay.sessions:
             if other.token in subscribers:
                 replay.send(other, MailNews(other.token, replay.generation, version.mailbox, version.version))
+        replay.send(session, Done(session.token, replay.generation, message.number, version.version))
 
     def _administer(self, session: Session, message: Admin) -> None:
         replay = self._replay

@@ -23,8 +23,8 @@ _CODES: dict[type[ReplayError], int] = {
     ServerGone: 7,
 }
 
-EXIT_CODES_TEXT = """exit codes: 0 done (serve: stopped in good order), 1 a fault of the server itself, 2 a wrong option or schema, 3 the name is taken,
-4 not enough memory, 5 the device is missing or failed, 6 refused by the server, 7 no server answered"""
+EXIT_CODES_TEXT = """exit codes: 0 done (serve: stopped in good order), 1 a fault of the server itself, 2 a wrong option or schema,
+3 the name is taken, 4 not enough memory, 5 the device is missing or failed, 6 refused by the server, 7 no server answered"""
 
 
 def exit_code_of(error: ReplayError) -> int:

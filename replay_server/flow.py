@@ -84,8 +84,9 @@ class Flow:
         if ahead <= self.tolerance:
             return None
         return (
-            f"samples per insert {self.samples_per_insert:g}: collectors must add {(ahead - self.tolerance) / self.samples_per_insert:,.0f} "
-            f"more rows (sampled {self.sampled:,}, inserted {self.inserted:,}, tolerance {self.tolerance:,})"
+            f"samples per insert {self.samples_per_insert:g}: collectors must add "
+            f"{(ahead - self.tolerance) / self.samples_per_insert:,.0f} more rows "
+            f"(sampled {self.sampled:,}, inserted {self.inserted:,}, tolerance {self.tolerance:,})"
         )
 
     def why_impossible(self, rows: int, slot_rows: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replay_server_protocol.errors import InvalidRequest
-from replay_server_protocol.messages import Sample
+from replay_server_protocol.messages import Grant, Sample
 
 from replay_server.flow import Flow
 from replay_server.leases import Lease, Leases
@@ -27,12 +27,19 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease, and the window to draw from: the newest rows of the lease's own when the request limits their age."""
+    """A request and the lease it was met with."""
 
     learner: LearnerSession
     lease: Lease
-    tail: int
+    message: Sample
     asked_ns: int
+
+
+def grant_of(lease: Lease, request: Sample) -> Grant:
+    """The answer to ``request``: draw from the lease's window, or from its newest rows when the request limits their age."""
+    youngest = 0 if request.max_age_rows is None else lease.committed - request.max_age_rows
+    tail = max(lease.tail, youngest)
+    return Grant(request.session, request.generation, lease.sampler, lease.number, lease.lease, tail, lease.committed, lease.deadline_ns)
 
 
 class Requests:
@@ -83,6 +90,5 @@ class Requests:
             window = (ring.tail, ring.committed)
             lease = leases.open(waiting.learner.token, message.sampler, message.number, message.rows, window, now_ns)
             flow.sample(message.rows)
-            youngest = 0 if message.max_age_rows is None else ring.committed - message.max_age_rows
-            granted.append(Granted(waiting.learner, lease, max(ring.tail, youngest), waiting.asked_ns))
+            granted.append(Granted(waiting.learner, lease, message, waiting.asked_ns))
         return granted

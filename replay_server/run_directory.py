@@ -106,7 +106,8 @@ def _check_private(run_dir: Path) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise InvalidRequest(f"run directory {run_dir} must be a directory of uid {os.getuid()}; choose another --run-dir")
     if status.st_mode & 0o077:
-        raise InvalidRequest(f"run directory {run_dir} is open to other users (mode {status.st_mode & 0o777:o}): chmod 700 it, or choose another")
+        mode = f"{status.st_mode & 0o777:o}"
+        raise InvalidRequest(f"run directory {run_dir} is open to other users (mode {mode}): chmod 700 it, or choose another")
 
 
 def _lock(endpoints: Endpoints) -> int:

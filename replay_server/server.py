@@ -9,7 +9,7 @@ import time
 import zmq
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
-from replay_server_protocol.messages import ClientMessage, Closing, Credit, Grant, Hello, Ping, Stale
+from replay_server_protocol.messages import ClientMessage, Closing, Credit, Hello, Ping, Stale
 from replay_server_protocol.process import ProcessIdentity, spin_s
 from replay_server_protocol.states import SessionEvent, SessionState
 from replay_server_protocol.trace import check_writable
@@ -19,6 +19,7 @@ from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
 from replay_server.dispatch import Dispatch
 from replay_server.replay import Phase, Replay
+from replay_server.requests import grant_of
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
 from replay_server.status import StatusSocket
@@ -37,7 +38,7 @@ _LOOP = "loop"
 
 
 class Server:
-    """Serves until it is told to stop. Construction claims the name and binds the sockets; ``run`` is the loop; ``close`` gives all back."""
+    """Serves until it is told to stop. Construction claims the name and binds the sockets, ``run`` is the loop, ``close`` ends it all."""
 
     def __init__(self, config: ServerConfig, signals: StopSignals | None = None) -> None:
         """Claims, binds and, with a schema, allocates; ``signals`` stop it in good order, a second one at once."""
@@ -71,9 +72,9 @@ class Server:
 
     def run(self) -> None:
         """Serves until ``stop`` and the clients' detaching, at most CLOSING_GRACE_S after it."""
-        replay = self.replay
-        log.info("serving %r in %s (pid %d, generation %d)", replay.directory.endpoints.name, replay.directory.endpoints.run_dir, os.getpid(), replay.generation)
-        with recorded(replay.config.debug_profile):
+        endpoints = self._directory.endpoints
+        log.info("serving %r in %s (pid %d, generation %d)", endpoints.name, endpoints.run_dir, os.getpid(), self._directory.generation)
+        with recorded(self.replay.config.debug_profile):
             self._serve()
 
     def _serve(self) -> None:
@@ -238,10 +239,7 @@ class Server:
             learner.rows += lease.rows
             replay.counters.batches_granted += 1
             replay.grant_latency.note(now_ns - granted.asked_ns)
-            replay.send(
-                learner,
-                Grant(learner.token, replay.generation, lease.sampler, lease.number, lease.lease, granted.tail, lease.committed, lease.deadline_ns),
-            )
+            replay.send(learner, grant_of(lease, granted.message))
         if grants:
             self._trace("grant", now_ns, leases=len(grants), committed=replay.store.ring.committed)
 

@@ -119,11 +119,9 @@ class Sessions:
 
     def open(self, identity: bytes, hello: Hello, now_s: float) -> Session:
         """Opens a session; raises AttachRefused when there are as many of its role as allowed."""
-        present = sum(session.hello.role == hello.role for session in self._by_token.values())
-        if present >= self._limits[hello.role]:
-            raise AttachRefused(
-                f"{present} {hello.role}s are attached, which is the limit; raise --max-{hello.role}s or close one", limit=self._limits[hello.role]
-            )
+        role, limit = hello.role, self._limits[hello.role]
+        if sum(session.hello.role == role for session in self._by_token.values()) >= limit:
+            raise AttachRefused(f"{limit} {role}s are attached, which is the limit; raise --max-{role}s or close one", limit=limit)
         kinds: dict[str, type[Session]] = {"collector": CollectorSession, "learner": LearnerSession}
         kind = kinds.get(hello.role, Session)
         token = secrets.randbelow(2**63 - 1) + 1

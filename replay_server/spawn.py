@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from replay_server_protocol.endpoints import NAME_VARIABLE, RUN_DIR_VARIABLE, Endpoints
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone
@@ -38,21 +38,20 @@ class ReplayServer:
         """Starts a server and returns when it answers, within ``timeout`` seconds.
 
         ``options`` are those of ``replay-server serve`` with underscores (``capacity=100_000, device="auto"``). Without a name a unique
-        one is taken in a run directory of its own. The server has a session of its own, so that Ctrl-C reaches the script first. Exports REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and
-        its children. The server ends when this process does.
+        one is taken in a run directory of its own. The server's process group is its own, so that Ctrl-C reaches the script first. Exports
+        REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and its children. The server ends when this process does.
 
         Raises the typed error the server ended with (InvalidRequest, BudgetExceeded, DeviceError …) or ReplayTimeout.
         """
         texts = {key: _text(value) for key, value in options.items() if value is not None}
         ServerConfig.from_options(dict(texts))
-        own_dir = Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}" if run_dir is None else None  # the server makes and removes it
+        own_dir = None if run_dir is not None else Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}"  # the server makes it
         endpoints = Endpoints.resolve(name or f"spawned-{os.getpid()}-{secrets.token_hex(3)}", run_dir or own_dir)
         command = [sys.executable, "-m", "replay_server", "serve", "--parent-pid", str(os.getpid())]
         command += ["--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
         for key, text in texts.items():
             command += [f"--{key.replace('_', '-')}", text]
-        log = tempfile.TemporaryFile()
-        try:
+        with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
             server = cls(process, endpoints, own_dir)
             try:
@@ -60,8 +59,6 @@ class ReplayServer:
             except BaseException:
                 server.close()
                 raise
-        finally:
-            log.close()
         server._export()
         return server
 
@@ -114,7 +111,7 @@ class ReplayServer:
             self._before[variable] = os.environ.get(variable)
             os.environ[variable] = value
 
-    def _wait_until_it_answers(self, timeout: float, log: Any) -> None:
+    def _wait_until_it_answers(self, timeout: float, log: IO[bytes]) -> None:
         end = time.monotonic() + timeout
         while self._process.poll() is None:
             with contextlib.suppress(ServerGone):
@@ -122,7 +119,7 @@ class ReplayServer:
                     return
                 time.sleep(0.02)  # another server of this name answers; ours is about to end, saying so
             if time.monotonic() >= end:
-                raise ReplayTimeout(f"the server (pid {self._process.pid}) did not answer within {timeout:g} s of its start: {_last_line(log)}")
+                raise ReplayTimeout(f"server (pid {self.pid}) did not answer within {timeout:g} s of its start: {_last_line(log)}")
         raise error_of(self._process.returncode, _last_line(log).removeprefix("replay-server: "))
 
 
@@ -134,7 +131,7 @@ def _text(value: object) -> str:
     raise InvalidRequest(f"option value {value!r}: a text, a number or a list of texts")
 
 
-def _last_line(log: Any) -> str:
+def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
     lines = log.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it printed nothing"

@@ -9,15 +9,17 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def status_lines(report: Mapping[str, Any]) -> list[str]:
-    """A handful of lines: what it is, the ring, the rates, who waits on what, every client."""
+    """A few lines: what it is, the ring, the rates, who waits on what, every client."""
     device, ring, counters = report["device"], report["ring"], report["counters"]
     where = device["name"] or device["kind"]
-    lines = [f"{report['name']}  pid {report['pid']}  generation {report['generation']}  {report['phase']}  {where}  up {report['uptime_s']:.0f} s"]
+    who = f"{report['name']}  pid {report['pid']}  generation {report['generation']}"
+    lines = [f"{who}  {report['phase']}  {where}  up {report['uptime_s']:.0f} s"]
     if ring is not None:
         fill = 100 * ring["size_rows"] / ring["capacity_rows"]
         memory = human_bytes(ring["device_bytes"] or ring["host_bytes"])
         lines.append(
-            f"ring       {ring['size_rows']:,} of {ring['capacity_rows']:,} rows ({fill:.1f} %), window [{ring['tail']:,}, {ring['committed']:,}), {memory}"
+            f"ring       {ring['size_rows']:,} of {ring['capacity_rows']:,} rows ({fill:.1f} %), "
+            f"window [{ring['tail']:,}, {ring['committed']:,}), {memory}"
         )
     ingress, rates, latency = report["ingress"], report["rates"], report["latency"]
     lines.append(
@@ -50,13 +52,16 @@ def _percentiles(found: Mapping[str, float | None]) -> str:
 
 
 def _collector(c: Mapping[str, Any]) -> str:
-    waits = f", waits {c['waiting_s']:.1f} s on {c['waiting_on']}" if c["waiting_on"] else ""
-    return f"{c['name']} (pid {c['pid']}, {c['lanes']} lanes): {c['committed_rows']:,} rows, {c['credits']} credits{waits}"
+    return f"{c['name']} (pid {c['pid']}, {c['lanes']} lanes): {c['committed_rows']:,} rows, {c['credits']} credits{_waits(c)}"
 
 
-def _learner(learner: Mapping[str, Any]) -> str:
-    waits = f", waits {learner['waiting_s']:.1f} s on {learner['waiting_on']}" if learner["waiting_on"] else ""
-    return f"{learner['name']} (pid {learner['pid']}): {learner['batches']:,} batches, {learner['rows']:,} rows, {learner['open_leases']} leases{waits}"
+def _learner(c: Mapping[str, Any]) -> str:
+    drawn = f"{c['batches']:,} batches, {c['rows']:,} rows"
+    return f"{c['name']} (pid {c['pid']}): {drawn}, {c['open_leases']} leases{_waits(c)}"
+
+
+def _waits(client: Mapping[str, Any]) -> str:
+    return f", waits {client['waiting_s']:.1f} s on {client['waiting_on']}" if client["waiting_on"] else ""
 
 
 def _moments(m: Mapping[str, Any]) -> str:

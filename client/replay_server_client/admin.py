@@ -63,9 +63,9 @@ class Admin:
             if isinstance(answer, Refused):
                 raise error_of(answer)
             if deadline.has_passed:
-                raise ReplayTimeout(f"the server did not answer {verb} within {timeout:g} s; is it busy or stopped? see: replay-server status")
+                raise ReplayTimeout(f"no answer to {verb} within {timeout:g} s: is the server busy or stopped? see: replay-server status")
 
 
 def _hello(nonce: int) -> Hello:
     me = ProcessIdentity.current()
-    return Hello(PROTOCOL_VERSION, nonce, "admin", "", me.pid, me.start_ticks, pid_namespace(), None, None, 0, False, 0, None, 0)
+    return Hello(PROTOCOL_VERSION, nonce, "admin", "", me.pid, me.start_ticks, pid_namespace(), None, None, 0, False, 0, None)

@@ -189,7 +189,8 @@ class Collector:
     def latest(self, mailbox: str, newer_than: int = 0, timeout: float | None = None) -> Mail | None:
         """The newest version of a mailbox after ``newer_than``: (version, arrays by name, copied), or None.
 
-        Asks the server the first time and when it has told of a newer version; otherwise it costs no round trip. Waits for ``timeout``
+        Asks the server the first time and when it has told of a newer version; otherwise it costs no round trip. So a version is seen
+        once its news has arrived, which may be a moment after the post returned. Waits for ``timeout``
         seconds at most (default: that of ``connect``); raises ReplayTimeout. Versions handed out before a server was lost are older
         than all of its successor's.
         """

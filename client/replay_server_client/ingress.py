@@ -59,7 +59,6 @@ class CollectorHello:
             counted=self.counted,
             rows_lost=self.rows_lost,
             device_uuid=None,
-            has_mapped=0,
         )
 
 

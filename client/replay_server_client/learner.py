@@ -72,9 +72,9 @@ class Learner:
     ) -> Self:
         """Attaches; returns as soon as the server answers, before there is a ring.
 
-        ``device`` is where batches lie: auto (the ring's GPU, a GPU for a host ring, else the CPU), cpu, cuda, cuda:N or mps. Learners of one
-        ``name`` and ``seed`` draw the same rows; the name defaults to rankN under torchrun, else "learner". ``prefetch`` batches of each
-        request are made ready ahead. With ``schema`` the ring's must fit; with ``run_id`` the server's must be it. ``trace`` records
+        ``device`` is where batches lie: auto (the ring's GPU, a GPU for a host ring, else the CPU), cpu, cuda, cuda:N or mps. Learners of
+        one ``name`` and ``seed`` draw the same rows; the name defaults to rankN under torchrun, else "learner". ``prefetch`` batches of
+        each request are made ready ahead. With ``schema`` the ring's must fit; with ``run_id`` the server's must be it. ``trace`` records
         boundaries (the calls of ``sample``), requests and gathers; ``with trace.span("update"):`` adds the learner's own windows.
 
         On mps there is no background thread: ``progress()`` and ``sample()`` do all the work, from one thread alone, and ``sample()`` waits
@@ -105,7 +105,6 @@ class Learner:
                 counted=False,
                 rows_lost=0,
                 device_uuid=uuid,
-                has_mapped=0,  # a lost ring is unmapped before the next attach
             )
 
         connection = Connection(Endpoints.resolve(server_name, run_dir), hello)

@@ -57,7 +57,6 @@ class Hello(NamedTuple):
     counted: bool  # collector: rows count for samples-per-insert
     rows_lost: Count  # rows of this client that died with the last generation
     device_uuid: Name | None  # learner on CUDA: the GPU it will map the ring on
-    has_mapped: Count  # learner: generations whose ring it still maps, for `waiting_for_memory` (0 or that generation)
 
 
 class Welcome(NamedTuple):
@@ -224,7 +223,7 @@ class Reason(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A request can't be met. ``about`` is the class name of the refused message; ``sampler`` and ``number`` the request, where it has them."""
+    """A request can't be met. ``about``: the refused message's class name; ``sampler`` and ``number``: the request's, where it has them."""
 
     session: Count
     generation: Token

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,18 +11,11 @@ import numpy.typing as npt
 import pytest
 import torch
 from replay_server_client import BudgetExceeded, Collector, InvalidRequest, Learner, Schema
+from support.mail import wait_mail
 from support.reports import report_of, wait_report
 from support.servers import ServerProcess
 
 SCHEMA = Schema.of(mark="int64")
-
-
-def wait_mail(collector: Collector) -> tuple[int, dict[str, Any]]:
-    """The first mail that comes: the news of a version may be on its way when the post has returned."""
-    end = time.monotonic() + 5
-    while (mail := collector.latest("policy")) is None:
-        assert time.monotonic() < end
-    return mail
 
 
 def test_every_dtype_and_shape_arrives_bit_by_bit(server: ServerProcess) -> None:

@@ -78,7 +78,7 @@ class Bench:
 
     def collector(self, slot_rows: int, depth: int = 2, *, lanes: int = 1, counted: bool = True) -> CollectorSession:
         self._collectors += 1
-        hello = Hello(PROTOCOL_VERSION, 1, "collector", f"c{self._collectors}", 1, 0, 0, None, None, lanes, counted, 0, None, 0)
+        hello = Hello(PROTOCOL_VERSION, 1, "collector", f"c{self._collectors}", 1, 0, 0, None, None, lanes, counted, 0, None)
         slot_bytes = slot_rows * ROWS.stride
         segment = Segment("held", depth * slot_bytes, mmap.mmap(-1, depth * slot_bytes))
         return CollectorSession(

@@ -92,7 +92,6 @@ class RawClient:
             "counted": True,
             "rows_lost": 0,
             "device_uuid": None,
-            "has_mapped": 0,
         }
         return Hello(**{**values, **self._changes})
 

@@ -18,6 +18,7 @@ from replay_server_protocol.messages import MailAsk, MailReturn, Refused
 from replay_server_protocol.schema import DTYPES
 from support.fake_server import FakeServer
 from support.leaks import nothing_left
+from support.mail import wait_mail
 
 SCHEMA = Schema.of(reward="float32")
 
@@ -95,9 +96,8 @@ def test_latest_returns_a_newer_version_and_gives_its_segment_back(server: FakeS
     assert (version, arrays["w"].tolist()) == (1, [1, 1, 1, 1])
     assert collector.latest("policy", newer_than=1) is None
     server.mail("policy", *pack(w=np.full(4, 2.0)))
-    latest = collector.latest("policy", newer_than=1)
-    assert latest is not None
-    assert (latest[0], latest[1]["w"].tolist()) == (2, [2, 2, 2, 2])
+    version, arrays = wait_mail(collector, newer_than=1)
+    assert (version, arrays["w"].tolist()) == (2, [2, 2, 2, 2])
     assert [m.version for m in server.of(MailReturn) if isinstance(m, MailReturn)] == [1, 2]
 
 
@@ -110,9 +110,8 @@ def test_versions_of_a_restarted_server_are_newer_than_those_before(server: Fake
     server.restart()
     assert collector.latest("policy", newer_than=3) is None  # attaches again
     server.mail("policy", *pack(w=np.full(1, 9.0)))
-    latest = collector.latest("policy", newer_than=3)
-    assert latest is not None
-    assert (latest[0], latest[1]["w"].tolist()) == (1, [9])
+    version, arrays = wait_mail(collector, newer_than=3)
+    assert (version, arrays["w"].tolist()) == (1, [9])
     assert collector.latest("policy", newer_than=1) is None
 
 

@@ -10,13 +10,13 @@ from replay_server_protocol.messages import PROTOCOL_VERSION, Hello, Sample
 
 from replay_server.flow import Flow
 from replay_server.leases import Leases
-from replay_server.requests import Requests
+from replay_server.requests import Requests, grant_of
 from replay_server.ring import Ring
 from replay_server.sessions import LearnerSession
 
 
 def learner(token: int) -> LearnerSession:
-    hello = Hello(PROTOCOL_VERSION, 1, "learner", f"l{token}", 1, 0, 0, None, None, 0, False, 0, None, 0)
+    hello = Hello(PROTOCOL_VERSION, 1, "learner", f"l{token}", 1, 0, 0, None, None, 0, False, 0, None)
     return LearnerSession(token=token, identity=b"", hello=hello, ordinal=token, opened_s=0, heard_s=0)
 
 
@@ -59,7 +59,7 @@ def test_exactly_the_requests_that_may_be_met_are_granted_in_the_order_asked(see
         expected = [w for w in waiting if ring.committed >= max(1, w[2])]
         granted = requests.grant(ring, flow, leases, now_ns)
         assert [(g.learner.token, g.lease.number) for g in granted] == [w[:2] for w in expected]
-        assert all((g.tail, g.lease.committed) == (ring.tail, ring.committed) for g in granted)
+        assert all((g.lease.tail, g.lease.committed) == (ring.tail, ring.committed) for g in granted)
         waiting = [w for w in waiting if w not in expected]
         assert len(requests) == len(waiting)
         for lease in granted:
@@ -88,8 +88,8 @@ def test_max_age_rows_narrows_the_window_but_not_the_lease() -> None:
     requests.ask(learner(1), sample(1, max_age_rows=20), 0)
     requests.ask(learner(1), sample(2, max_age_rows=1000), 0)
     young, old = requests.grant(ring, Flow(), leases, 0)
-    assert (young.tail, young.lease.tail, young.lease.committed) == (130, 50, 150)
-    assert old.tail == 50
+    assert [grant_of(g.lease, g.message).tail for g in (young, old)] == [130, 50]
+    assert (young.lease.tail, young.lease.committed) == (50, 150)
 
 
 def test_grants_count_as_sampled_rows_in_the_limiter() -> None:
