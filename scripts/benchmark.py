@@ -213,7 +213,7 @@ def parse(description: str | None, extend: Callable[[argparse.ArgumentParser], o
 def machine(device: str) -> dict[str, Any]:
     """Commit, date, hardware and versions, as far as this machine tells them."""
     found: dict[str, Any] = {
-        "commit": _answer("git", "rev-parse", "HEAD"),
+        "commit": os.environ.get("BENCH_COMMIT") or _answer("git", "rev-parse", "HEAD"),  # a copy of the tree has no history
         "has_local_changes": bool(_answer("git", "status", "--porcelain")),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": _cpu_model(),
