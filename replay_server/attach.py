@@ -8,7 +8,18 @@ import secrets
 import time
 
 from replay_server_protocol.errors import AttachRefused, BudgetExceeded, InvalidRequest, ReplayError, SchemaMismatch, ServerClosing
-from replay_server_protocol.messages import PROTOCOL_VERSION, Challenge, Hello, Proof, Proved, Refused, RingAt, SegmentLent, Welcome
+from replay_server_protocol.messages import (
+    MAX_TEXT,
+    PROTOCOL_VERSION,
+    Challenge,
+    Hello,
+    Proof,
+    Proved,
+    Refused,
+    RingAt,
+    SegmentLent,
+    Welcome,
+)
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment, align, segment_name
@@ -50,10 +61,11 @@ class AttachDesk:
             log.info("refused %s %r (pid %d): %s", hello.role, hello.name, hello.pid, error)
             replay.control.send(identity, self.refusal(0, "Hello", error))
             return
-        session.is_watched = hello.pid_namespace == self._namespace and replay.deaths.watch(session.token, session.process)
+        if hello.pid_namespace == self._namespace:
+            replay.deaths.watch(session.token, session.process)
         replay.counters.sessions_opened += 1
         replay.counters.rows_lost += hello.rows_lost
-        replay.counters.rows_published += hello.rows_lost
+        replay.counters.rows_published += hello.rows_lost  # by the same collector, to the generation that is gone
         self._welcome(session)
         log.info("attached %s", session)
         if isinstance(session, CollectorSession):
@@ -97,8 +109,7 @@ class AttachDesk:
 
     def refusal(self, token: int, about: str, error: ReplayError, sampler: int = 0, number: int = 0) -> Refused:
         """REFUSED with the code, text and details from which the client makes the same error."""
-        text = str(error)[:4000]
-        return Refused(token, self._replay.generation, about, sampler, number, error.code, text, error.details)
+        return Refused(token, self._replay.generation, about, sampler, number, error.code, str(error)[:MAX_TEXT], error.details)
 
     def end(self, session: Session, why: str, *, is_dead: bool = False, is_lost: bool = False) -> None:
         """Ends a session. Its published slots go on to the ring; its leases end now only if its process is dead."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
 from replay_server_protocol.messages import (
+    MAX_TEXT,
     Admin,
     Bye,
     Cancel,
@@ -88,7 +89,7 @@ class Dispatch:
 
     def _explain(self, session: Session, message: Explain) -> None:
         text = explain(self._replay, session, message, self._desk.why_no_ring())
-        self._replay.send(session, Reason(session.token, self._replay.generation, message.what, text[:4000]))
+        self._replay.send(session, Reason(session.token, self._replay.generation, message.what, text[:MAX_TEXT]))
 
     def _publish(self, session: CollectorSession, message: Publish) -> None:
         store = self._replay.store

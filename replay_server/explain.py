@@ -45,7 +45,7 @@ def why_no_grant(replay: Replay, session: LearnerSession, store: Store) -> str |
     message = waiting[0].message
     reason = replay.flow.why_not_sample(message.rows, store.ring.committed, message.min_committed)
     if reason is None:
-        return f"{replay.leases.of(session.token)} leases of this learner are open"
+        return f"{replay.leases.count_of(session.token)} leases of this learner are open"
     return f"{reason}; {_who_collects(replay)}"
 
 

@@ -60,7 +60,7 @@ class Leases:
         """The open lease of a request, when its grant must be repeated."""
         return next((x for x in self._open.values() if (x.session, x.sampler, x.number) == (session, sampler, number)), None)
 
-    def of(self, session: int) -> int:
+    def count_of(self, session: int) -> int:
         """How many leases a session has open."""
         return sum(lease.session == session for lease in self._open.values())
 

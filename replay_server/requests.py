@@ -84,7 +84,7 @@ class Requests:
             message = waiting.message
             if flow.why_not_sample(message.rows, ring.committed, message.min_committed) is not None:
                 continue
-            if leases.of(waiting.learner.token) >= _MOST_LEASES:
+            if leases.count_of(waiting.learner.token) >= _MOST_LEASES:
                 continue
             del self._waiting[key]
             window = (ring.tail, ring.committed)

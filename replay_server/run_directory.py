@@ -78,9 +78,7 @@ class RunDirectory:
 
     def release(self) -> None:
         """Removes every file of this server, and the directory if this life made it and nobody else uses it, and gives the name up."""
-        leftovers = sweep_segments(self.run_id)
-        if leftovers:
-            self.swept += leftovers
+        self.swept += sweep_segments(self.run_id)
         for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
             path.unlink(missing_ok=True)
         os.close(self._lock_fd)

@@ -294,7 +294,6 @@ class Server:
             return
         dying = [session for session in self.replay.sessions if session.token in self._dying]
         gone = [s for s in dying if now_s >= self._dying[s.token] or not self.replay.send(s, Ping(s.token, self.replay.generation))]
-        self._is_read_empty = not gone and self._is_read_empty
         if gone:
             self._is_read_empty = False
             while not self._is_read_empty:

@@ -32,10 +32,8 @@ class Session:
     identity: bytes
     hello: Hello
     ordinal: int
-    opened_s: float
     heard_s: float
     pinged_s: float = 0.0
-    is_watched: bool = False
     state: SessionState = SessionState.GREETED
     lost_since_s: float | None = None
 
@@ -125,7 +123,7 @@ class Sessions:
         kinds: dict[str, type[Session]] = {"collector": CollectorSession, "learner": LearnerSession}
         kind = kinds.get(hello.role, Session)
         token = secrets.randbelow(2**63 - 1) + 1
-        session = kind(token=token, identity=identity, hello=hello, ordinal=self._opened[hello.role], opened_s=now_s, heard_s=now_s)
+        session = kind(token=token, identity=identity, hello=hello, ordinal=self._opened[hello.role], heard_s=now_s)
         self._opened[hello.role] += 1
         self._by_token[token] = session
         return session

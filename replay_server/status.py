@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from dataclasses import asdict
 
 import zmq
 
@@ -60,7 +61,6 @@ class StatusSocket:
 def report(replay: Replay) -> dict[str, object]:
     """The status report; status_report.schema.json describes it."""
     store = replay.store
-    counters = replay.counters
     rows_per_s, batches_per_s = replay.rates.per_second()
     nothing = {"p50": None, "p99": None}
     return {
@@ -90,21 +90,9 @@ def report(replay: Replay) -> dict[str, object]:
         "moments": {} if store is None else {tally.field.name: tally.report() for tally in store.tallies},
         "mailboxes": {"host_bytes": replay.mailboxes.host_bytes, "versions": replay.mailboxes.versions},
         "counters": {
-            "rows_published": counters.rows_published,
-            "rows_committed": counters.rows_committed,
-            "rows_rejected": counters.rows_rejected,
-            "rows_masked": counters.rows_masked,
+            **asdict(replay.counters),
             "rows_overwritten": store.ring.tail if store else 0,
-            "rows_lost": counters.rows_lost,
             "rows_in_flight": store.ingress.waiting_rows + store.ring.in_flight if store else 0,
-            "nonfinite_rows": counters.nonfinite_rows,
-            "stale_messages": counters.stale_messages,
-            "bad_messages": counters.bad_messages,
-            "leases_revoked": counters.leases_revoked,
-            "batches_granted": counters.batches_granted,
-            "batches_dropped": counters.batches_dropped,
-            "sessions_opened": counters.sessions_opened,
-            "sessions_lost": counters.sessions_lost,
         },
     }
 
@@ -179,7 +167,7 @@ def _learner(session: LearnerSession, replay: Replay) -> dict[str, object]:
         "pid": session.hello.pid,
         "state": session.state.value,
         "is_mapped": session.is_proved,
-        "open_leases": replay.leases.of(session.token),
+        "open_leases": replay.leases.count_of(session.token),
         "batches": session.batches,
         "rows": session.rows,
         "dropped": session.dropped,
@@ -195,13 +183,14 @@ def _flow(replay: Replay) -> dict[str, object]:
     blocked = store.ingress.why_blocked() if store else None
     waiting = [w for learner in replay.sessions.of(LearnerSession) for w in replay.requests.of(learner.token)]
     if replay.phase is not Phase.SERVING or store is None:
-        state, reason = replay.phase.value, None
+        state = replay.phase.value
     elif blocked is not None and store.ingress.blocked_since_ns is not None:
         state, side, reason = "collectors_wait", "collectors", blocked
     elif waiting:
         oldest = min(waiting, key=lambda w: w.asked_ns)
         reason = flow.why_not_sample(oldest.message.rows, store.ring.committed, oldest.message.min_committed)
-        state, side = ("learners_wait", "learners") if reason else ("running", None)
+        if reason is not None:
+            state, side = "learners_wait", "learners"
     return {
         "state": state,
         "blocked_side": side,

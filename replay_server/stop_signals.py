@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import FrameType
@@ -24,7 +25,8 @@ class StopSignals:
         """How many came since the last time."""
         if self._untaken:
             untaken, self._untaken = self._untaken, 0
-            os.read(self._read_fd, 512)
+            with contextlib.suppress(BlockingIOError):  # a signal between these two lines: its byte is read now, its count is taken next time
+                os.read(self._read_fd, 512)
             return untaken
         return 0
 

@@ -15,6 +15,7 @@ from replay_server_protocol.messages import PROTOCOL_VERSION, Hello
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import Trace
+from torch import Tensor
 
 from replay_server_client.batch import Batch
 from replay_server_client.connection import Connection
@@ -169,14 +170,14 @@ class Learner:
             yield batch
 
     def post(self, name: str, arrays: Mapping[str, object], timeout: float | None = 5.0) -> int:
-        """Makes ``arrays`` (numpy arrays or tensors) the newest version of mailbox ``name`` and returns the version.
+        """Makes ``arrays`` (numpy arrays, or tensors on any device) the newest version of mailbox ``name`` and returns the version.
 
         Raises InvalidRequest for what can't be sent, the server's error if it refuses, ReplayTimeout.
         """
         self._engine.connection.check_process()
         check_name(name, "mailbox name")
         deadline = Deadline(timeout)
-        version = self._engine.post(name, arrays, deadline)
+        version = self._engine.post(name, _hosted(arrays), deadline)
         if version is None:
             raise ReplayTimeout(f"post({name!r}) waited {deadline.elapsed_s:.2f} s: the server has not taken the arrays")
         return version
@@ -233,3 +234,10 @@ class Learner:
 def _default_name() -> str:
     rank = os.environ.get("RANK", "")
     return f"rank{rank}" if rank.isdecimal() else "learner"
+
+
+def _hosted(arrays: Mapping[str, object]) -> Mapping[str, object]:
+    """The arrays with every tensor in host memory; what isn't a mapping is refused later, by name."""
+    if not isinstance(arrays, Mapping):
+        return arrays
+    return {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in arrays.items()}

@@ -245,7 +245,8 @@ class ReplayPromises:
             assert learner.sample(8, min_committed=collector.flush(), timeout=TIMEOUT_S).window == (0, 16)
             collector.write(marks(16, 32))
             written_s = time.monotonic()
-            with pytest.raises(ReplayTimeout, match="16"):
+            # While a host function holds the copy stream, the driver lets no other call through: that daemon can't say what is missing.
+            with pytest.raises(ReplayTimeout, match=None if storage.server == ("--device", "cuda") else "16"):
                 learner.sample(8, min_committed=32, timeout=0.05)
             batch = learner.sample(200, min_committed=32, timeout=TIMEOUT_S)
             assert time.monotonic() - written_s >= 0.35

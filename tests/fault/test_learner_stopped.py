@@ -20,8 +20,8 @@ LEASE_S = 0.3
 
 def learn(name: str, run_dir: str, prefetch: int) -> dict[str, Any]:
     """Samples; the second gather stops the process when it has read half of its rows."""
-    import os
     import signal
+    import threading
 
     import numpy as np
     from replay_server_client import Learner

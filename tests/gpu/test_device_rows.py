@@ -67,16 +67,19 @@ def on_gpu(rows: dict[str, Array]) -> dict[str, Any]:
     return tensors
 
 
-def ring_rows(server: ServerProcess, n: int = 65_536) -> dict[int, dict[str, bytes]]:
-    """What a learner sees, by seq: every field's bytes. ``n`` draws find each of a few thousand rows but for a chance below 1e-6."""
+def ring_rows(server: ServerProcess, n: int = 16_384, draws: int = 4) -> dict[int, dict[str, bytes]]:
+    """What a learner sees, by seq: every field's bytes. The draws find each of a few thousand rows but for a chance below 1e-4."""
     import torch
 
+    found: dict[int, dict[str, bytes]] = {}
     with Learner.connect(server.name, device="cuda", run_dir=server.run_dir, timeout=20.0, prefetch=0) as learner:
-        batch = learner.sample(n, timeout=20.0)
-        seqs = batch.seqs.cpu().numpy()
-        fields = {name: batch.compact(name).view(n, -1).view(torch.uint8).cpu().numpy() for name in SCHEMA.names}
-    _, first = np.unique(seqs, return_index=True)
-    return {int(seqs[i]): {name: column[i].tobytes() for name, column in fields.items()} for i in first}
+        for _ in range(draws):
+            batch = learner.sample(n, timeout=20.0)
+            seqs = batch.seqs.cpu().numpy()
+            fields = {name: batch.compact(name).view(n, -1).view(torch.uint8).cpu().numpy() for name in SCHEMA.names}
+            _, first = np.unique(seqs, return_index=True)
+            found |= {int(seqs[i]): {name: column[i].tobytes() for name, column in fields.items()} for i in first}
+    return found
 
 
 def bytes_of(rows: dict[str, Array], index: int) -> dict[str, bytes]:

@@ -25,7 +25,8 @@ def examples() -> dict[str, str]:
     for page in PAGES:
         for source in FENCE.findall((CHECKOUT / page).read_text("utf-8")):
             name = source.partition("\n")[0].removeprefix("# ")
-            assert name.endswith(".py") and name not in found, f"{page}: a block starts with {name!r}, not with a file name of its own"
+            assert name.endswith(".py"), f"{page}: a block starts with {name!r}, not with a file name"
+            assert name not in found, f"{page}: two blocks are {name}"
             found[name] = source
     return found
 
@@ -35,8 +36,8 @@ ALONE = [name for name in EXAMPLES if name not in TOGETHER]
 
 
 @pytest.fixture
-def spawned() -> Iterator[ReplayServer]:
-    """Its name and run directory are in the environment, where the examples look for them."""
+def spawned(children: Children) -> Iterator[ReplayServer]:
+    """Its name and run directory are in the environment, where the examples look for them. Ends before the leak check of ``children``."""
     with ReplayServer.spawn(capacity=100_000, device="cpu") as server:
         yield server
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-
 from pathlib import Path
 from typing import TypeVar
 

@@ -86,7 +86,6 @@ class Bench:
             identity=b"",
             hello=hello,
             ordinal=self._collectors,
-            opened_s=0,
             heard_s=0,
             slot_rows=slot_rows,
             slot_bytes=slot_bytes,

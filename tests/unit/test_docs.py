@@ -14,7 +14,7 @@ from replay_server.config import ServerConfig
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "docs/design.md", "docs/rows.md", "docs/status.md")
-OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help"}
+OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help", "--shm-size"}  # the last one is docker's
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

@@ -64,7 +64,7 @@ class LeasesAgainstAList(RuleBasedStateMachine):
         assert self.leases.oldest_tail == min((lease.tail for lease in self.open), default=None)
         assert self.leases.next_deadline_ns == min((lease.deadline_ns for lease in self.open), default=None)
         for session in (1, 2, 3):
-            assert self.leases.of(session) == sum(lease.session == session for lease in self.open)
+            assert self.leases.count_of(session) == sum(lease.session == session for lease in self.open)
         for lease in self.open:
             assert self.leases.find(lease.session, lease.sampler, lease.number) is lease
 

@@ -17,7 +17,7 @@ from replay_server.sessions import LearnerSession
 
 def learner(token: int) -> LearnerSession:
     hello = Hello(PROTOCOL_VERSION, 1, "learner", f"l{token}", 1, 0, 0, None, None, 0, False, 0, None)
-    return LearnerSession(token=token, identity=b"", hello=hello, ordinal=token, opened_s=0, heard_s=0)
+    return LearnerSession(token=token, identity=b"", hello=hello, ordinal=token, heard_s=0)
 
 
 def sample(number: int, rows: int = 4, *, sampler: int = 0, min_committed: int = 0, max_age_rows: int | None = None) -> Sample:
@@ -107,7 +107,7 @@ def test_a_learner_that_never_releases_does_not_starve_another() -> None:
     for number in range(1, 101):
         requests.ask(greedy, sample(number), 0)
         requests.grant(ring, Flow(), leases, 0)
-    assert leases.of(1) < 100
+    assert leases.count_of(1) < 100
     requests.ask(modest, sample(1), 0)
     assert [g.learner.token for g in requests.grant(ring, Flow(), leases, 0)] == [2]
 
