@@ -24,7 +24,7 @@ class ControlSocket:
             identity = socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        packed = socket.recv(zmq.NOBLOCK) if socket.getsockopt(zmq.RCVMORE) else b""  # the frames of a message come all at once
+        packed = socket.recv(zmq.NOBLOCK)  # the frames of a message come all at once, and a peer's message has at least one
         try:
             self._check_ends()
             return identity, client_codec.decode(packed)
@@ -42,7 +42,8 @@ class ControlSocket:
     def send(self, identity: bytes, message: ServerMessage) -> bool:
         """Queues a message. False when the peer's connection is gone; a peer that doesn't read loses the message (it asks again)."""
         try:
-            self.socket.send_multipart((identity, server_codec.encode(message)), zmq.NOBLOCK)
+            self.socket.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
+            self.socket.send(server_codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return True
         except zmq.ZMQError as error:

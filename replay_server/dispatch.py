@@ -106,6 +106,7 @@ class Dispatch:
             raise ProtocolViolation("a learner proves its mapping before it samples")
         if message.rows > store.ring.capacity:
             raise InvalidRequest(f"a batch of {message.rows:,} rows is above the capacity of {store.ring.capacity:,}")
+        session.largest_batch_rows = max(session.largest_batch_rows, message.rows)
         impossible = replay.flow.why_impossible(message.rows, store.plan.slot_rows)
         if impossible:
             raise InvalidRequest(impossible)

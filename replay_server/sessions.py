@@ -80,6 +80,7 @@ class LearnerSession(Session):
     batches: int = 0
     rows: int = 0
     dropped: int = 0
+    largest_batch_rows: int = 0
 
     @property
     def is_proved(self) -> bool:

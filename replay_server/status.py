@@ -130,6 +130,7 @@ def _ingress(replay: Replay, store: Store | None) -> dict[str, object]:
     collectors = [session for session in replay.sessions.of(CollectorSession) if session.segment is not None]
     return {
         "slot_rows": store.plan.slot_rows if store else None,
+        "slot_bytes": store.plan.slot_bytes if store else None,
         "depth": replay.config.depth,
         "segments": len(collectors),
         "host_bytes": sum(session.segment.n_bytes for session in collectors if session.segment is not None),
@@ -170,6 +171,7 @@ def _learner(session: LearnerSession, replay: Replay) -> dict[str, object]:
         "open_leases": replay.leases.count_of(session.token),
         "batches": session.batches,
         "rows": session.rows,
+        "batch_bytes": session.largest_batch_rows * (replay.store.schema.stride if replay.store else 0),
         "dropped": session.dropped,
         "waiting_on": why_no_grant(replay, session, replay.store) if replay.store else "ring",
         "waiting_s": (time.monotonic_ns() - waiting[0].asked_ns) / 1e9 if waiting else 0.0,

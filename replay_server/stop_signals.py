@@ -25,7 +25,7 @@ class StopSignals:
         """How many came since the last time."""
         if self._untaken:
             untaken, self._untaken = self._untaken, 0
-            with contextlib.suppress(BlockingIOError):  # a signal between these two lines: its byte is read now, its count is taken next time
+            with contextlib.suppress(BlockingIOError):  # its byte may be gone: read with that of the signal before it
                 os.read(self._read_fd, 512)
             return untaken
         return 0

@@ -171,7 +171,7 @@ class Sample(NamedTuple):
     number: Token
     rows: Token
     min_committed: Count
-    max_age_rows: Count | None  # draw only from the newest so many rows
+    max_age_rows: Token | None  # draw only from the newest so many rows
 
 
 class Grant(NamedTuple):
