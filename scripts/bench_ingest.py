@@ -24,12 +24,13 @@ TIMEOUT_S = 30.0
 def main() -> None:
     options = benchmark.parse(__doc__)
     report = Report("bench_ingest", options)
-    for slot_rows, collectors in options.pick([(512, 1), (512, 4), (512, 12), (4096, 1), (4096, 4), (4096, 8)], [(512, 1), (512, 2)]):
-        rates = gb_per_s(options, collectors, slot_rows, is_refilled=True)
-        report.add("written slots", f"write, {collectors} × {slot_rows} rows", OURS, "GB/s", rates)
+    full = [(512, 1, 2), (512, 4, 2), (512, 12, 2), (512, 12, 4), (512, 12, 8), (4096, 1, 2), (4096, 4, 2), (4096, 8, 2)]
+    for slot_rows, collectors, depth in options.pick(full, [(512, 1, 2), (512, 2, 4)]):
+        rates = gb_per_s(options, collectors, slot_rows, depth=depth, is_refilled=True)
+        report.add("written slots", f"write, {collectors} × {slot_rows} rows, depth {depth}", OURS, "GB/s", rates)
     slot_rows, collectors = options.pick((4096, 8), (512, 2))
     what = f"hand over, {collectors} × {slot_rows} rows"
-    report.add("slots handed over", what, OURS, "GB/s", gb_per_s(options, collectors, slot_rows, is_refilled=False))
+    report.add("slots handed over", what, OURS, "GB/s", gb_per_s(options, collectors, slot_rows, depth=2, is_refilled=False))
     if options.device == "cuda":
         report.add("slots handed over", what, BARE, "GB/s", [bare_gb_per_s(slot_rows) for _ in range(options.runs)])
     if options.device == "cuda" and not options.quick:
@@ -38,20 +39,20 @@ def main() -> None:
 
 
 def expect(report: Report) -> None:
-    for what, at_least in (("write, 12 × 512 rows", 24.0), ("write, 8 × 4096 rows", 35.0)):
+    for what, at_least in (("write, 12 × 512 rows, depth 2", 24.0), ("write, 12 × 512 rows, depth 8", 24.0), ("write, 8 × 4096 rows, depth 2", 35.0)):
         found = report.find(what)
         if found:
             report.expect(f"{what}, GB/s", found.median, at_least=at_least)
     report.expect_ratio("hand over, 8 × 4096 rows", OURS, BARE, at_least=0.9)
 
 
-def gb_per_s(options: Options, collectors: int, slot_rows: int, *, is_refilled: bool) -> list[float]:
+def gb_per_s(options: Options, collectors: int, slot_rows: int, *, depth: int, is_refilled: bool) -> list[float]:
     """One rate a run: a second each of one server and its collectors, measured once all of them write; the ring wraps in each."""
     capacity, window_s = options.pick(16 * 4096, 8 * 512), options.pick(1.0, 0.3)
     rates = []
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    with serve(options, capacity=capacity, headroom=capacity, slot_rows=slot_rows, depth=2) as server:
+    with serve(options, capacity=capacity, headroom=capacity, slot_rows=slot_rows, depth=depth) as server:
         running = [context.Event() for _ in range(collectors)]
         arguments = [
             (server.name, str(server.run_dir), slot_rows, is_refilled, options.seed + n, running[n], stop) for n in range(collectors)

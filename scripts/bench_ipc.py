@@ -77,7 +77,7 @@ def measure_boundary(report: Report, peer: Peer | None, kind: str) -> None:
 
 
 def measure_insert(report: Report, peer: Peer | None) -> None:
-    capacity, duration_s = report.options.pick(1_000_000, 20_000), report.options.pick(3.0, 0.3)
+    capacity, duration_s = report.options.pick(1_000_000, 20_000), report.options.pick(2.0, 0.3)
     sides = {OURS: lambda: rows_per_s(report.options, capacity, duration_s)}
     if peer:
         sides[PEER] = lambda: peer.rows_per_s(capacity, duration_s)
