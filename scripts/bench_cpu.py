@@ -24,6 +24,7 @@ from replay_server_client import Collector, Learner, Schema
 PEER = "reverb"
 CAPACITY, LANES, BATCH_ROWS = 100_000, 512, 2048
 TIMEOUT_S = 20.0
+PREFETCH = 3
 INSERT, SAMPLE, ROW_BY_ROW = "insert", "sample", "insert, row by row"
 
 
@@ -65,7 +66,8 @@ def ours(options: Options) -> dict[str, float]:
             inserted = write_for(collector, rows, insert_s)
         with Collector.connect(server.name, schema=schema, lanes=1, **where) as collector:
             one_by_one = write_for(collector, rows[:1], insert_s)
-        with Learner.connect(server.name, device="cpu", seed=options.seed, **where) as learner:
+        # Batches ahead, as the peer's dataset keeps them.
+        with Learner.connect(server.name, device="cpu", seed=options.seed, prefetch=PREFETCH, **where) as learner:
             sampled = sample_for(learner, sample_s)
     return {INSERT: inserted, ROW_BY_ROW: one_by_one, SAMPLE: sampled}
 

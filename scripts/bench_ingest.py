@@ -39,7 +39,11 @@ def main() -> None:
 
 
 def expect(report: Report) -> None:
-    for what, at_least in (("write, 12 × 512 rows, depth 2", 24.0), ("write, 12 × 512 rows, depth 8", 24.0), ("write, 8 × 4096 rows, depth 2", 35.0)):
+    for what, at_least in (
+        ("write, 12 × 512 rows, depth 2", 24.0),
+        ("write, 12 × 512 rows, depth 8", 24.0),
+        ("write, 8 × 4096 rows, depth 2", 35.0),
+    ):
         found = report.find(what)
         if found:
             report.expect(f"{what}, GB/s", found.median, at_least=at_least)

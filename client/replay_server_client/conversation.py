@@ -35,6 +35,9 @@ class Requester(Protocol):
 
     def refused(self, refused: Refused) -> None: ...
 
+    def claim(self) -> Callable[[], None] | None:
+        """Work of a gather for the calling thread to do outside the lock; None if there is none."""
+
     def forget(self) -> None:
         """The ring is about to be unmapped: finish what reads it and drop every view of it."""
 
@@ -87,6 +90,10 @@ class Conversation:
             self.closing = closing
         except ServerGone:
             self.let_go()
+
+    def claim(self) -> Callable[[], None] | None:
+        """The next work of a gather for the calling thread to do outside the lock; None if there is none."""
+        return next((work for requester in self._requesters if (work := requester.claim()) is not None), None)
 
     def let_go(self) -> None:
         """Finishes the work on the ring, drops every view of it and unmaps it."""

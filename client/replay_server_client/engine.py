@@ -82,14 +82,19 @@ class Engine:
             self._wake.ring()
 
     def progress(self) -> None:
-        """Advances without waiting. The first call ends the background thread: from then on only the caller drives.
+        """Advances without waiting, and gathers what is granted if the ring is in host memory. The first call ends the background thread: from then on only the caller drives.
 
         A lost server is noticed here and attached to again by the next call that may wait.
         """
         self._check_thread()
         self._end_thread()
-        with self._turn:
-            self.conversation.advance()
+        while True:
+            with self._turn:
+                self.conversation.advance()
+                work = self.conversation.claim()
+            if work is None:
+                return
+            work()
 
     def act(self, action: Callable[[], None]) -> None:
         """Does ``action`` under the lock and sends what follows from it."""
@@ -116,7 +121,11 @@ class Engine:
                     if self.connection.is_attached and is_done():
                         return True
                     is_attached, nap_s = self.connection.is_attached, self.conversation.nap_s()
-                if not is_attached:
+                    work = self.conversation.claim()
+                    self._turn.notify()  # there may be work for the background thread, too
+                if work is not None:
+                    work()
+                if work is not None or not is_attached:
                     continue
                 if deadline.has_passed:
                     return False
@@ -179,19 +188,25 @@ class Engine:
     def _run(self) -> None:
         is_relaxed = False
         while self._is_mine() and not self._is_abandoned:
+            work = None
             with self._turn:
-                while self._is_mine() and not self._may_run():
+                while self._is_mine() and not self._may_run() and (work := self.conversation.claim()) is None:
                     self._turn.wait(IDLE_NAP_S)
                 if not self._is_mine():
                     return
                 if not is_relaxed:
                     is_relaxed = self._relax()
-                try:
-                    self.conversation.advance()
-                except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to: the next call raises it
-                    self._failure = error
+                if work is None:
+                    try:
+                        self.conversation.advance()
+                        work = self.conversation.claim()
+                    except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to: the next call raises it
+                        self._failure = error
                 nap_s = self.conversation.nap_s()
-            self._sleep(nap_s, 0.0, self._wake.fd)
+            if work is not None:
+                work()
+            else:
+                self._sleep(nap_s, 0.0, self._wake.fd)
         if self._is_abandoned:
             self.close()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +24,9 @@ from replay_server_client.mapping import Ring
 
 Parameters = tuple[int, int, int]
 """key, tail, size: what Drawn.parameters hold."""
+Work = Callable[[], None]
+
+_LONGEST_FILL_S = 10.0
 
 
 class Gather(Protocol):
@@ -36,8 +41,11 @@ class Gather(Protocol):
     def submit(self, parameters: Parameters) -> None:
         """Starts a draw and its gather."""
 
+    def claim(self) -> Work | None:
+        """What a thread of ours must do for the gather, outside the engine's lock; None if the device does it, or somebody has claimed it."""
+
     def is_complete(self) -> bool:
-        """Whether the last gather was seen complete."""
+        """Whether the last gather was seen complete. Raises what its work raised."""
 
     def lend(self) -> None:
         """Orders the caller's current stream after the gather."""
@@ -59,22 +67,38 @@ def make_gather(ring: Ring, memory: BatchBuffer, draw: Draw) -> Gather:
 
 
 class HostGather:
-    """Ring and batch in host memory: the gather is done when ``submit`` returns."""
+    """Ring and batch in host memory: whoever claims the work gathers, so that two batches are gathered at a time where two threads wait."""
 
     def __init__(self, memory: BatchBuffer, draw: Draw) -> None:
         self._fill = _HostFill(memory.drawn, memory.rows, draw)
+        self._unclaimed: Parameters | None = None
+        self._is_over = threading.Event()
+        self._is_over.set()
+        self._error: Exception | None = None
 
     def bind(self, ring: Tensor) -> None:
         self._fill.bind(ring)
 
     def unbind(self) -> None:
+        if self._unclaimed is not None:
+            self._unclaimed = None
+            self._is_over.set()
+        self._is_over.wait(_LONGEST_FILL_S)  # the work was claimed and may be under way
         self._fill.unbind()
 
     def submit(self, parameters: Parameters) -> None:
-        self._fill(parameters)
+        self._is_over.clear()
+        self._unclaimed = parameters
+
+    def claim(self) -> Work | None:
+        parameters, self._unclaimed = self._unclaimed, None
+        return None if parameters is None else partial(self._work, parameters)
 
     def is_complete(self) -> bool:
-        return True
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._is_over.is_set()
 
     def lend(self) -> None:
         pass
@@ -84,6 +108,14 @@ class HostGather:
 
     def is_idle(self) -> bool:
         return True
+
+    def _work(self, parameters: Parameters) -> None:
+        try:
+            self._fill(parameters)
+        except Exception as error:  # noqa: BLE001 - told by is_complete, in whichever thread asks
+            self._error = error
+        finally:
+            self._is_over.set()
 
 
 class OneThreadGather(HostGather):
@@ -103,12 +135,12 @@ class OneThreadGather(HostGather):
         """Raises InvalidRequest in any thread but the one that made this, before anything is done."""
         if threading.get_ident() != self._thread:
             raise InvalidRequest("batches on mps are filled by the thread that sampled first: call progress() and sample() there")
-        super().submit(parameters)
+        self._fill(parameters)
         self._block.copy_(self._host.block)
 
 
 class _HostFill:
-    """Draws and gathers on the CPU, in one thread.
+    """Draws and gathers on the CPU, in the thread that calls it.
 
     By numpy, not by torch.index_select: that starts an OpenMP team, which fights the server and the learner's other threads for the cores
     (2,048 rows on two busy cores: a median of 4 to 20 ms, against 0.5 ms).
@@ -153,6 +185,9 @@ class _StreamGather:
 
     def unbind(self) -> None:
         self._stream.synchronize()
+
+    def claim(self) -> Work | None:
+        return None
 
     def is_complete(self) -> bool:
         return bool(self._done.query())

@@ -52,6 +52,9 @@ class Probe:
     def refused(self, refused: Refused) -> None:
         self._error = error_of(refused)
 
+    def claim(self) -> None:
+        return None
+
     def forget(self) -> None:
         self._asked_ns = 0
         self._is_granted = False

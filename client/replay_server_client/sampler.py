@@ -31,7 +31,7 @@ from replay_server_client.connection import error_of
 from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.draw import DRAWS
-from replay_server_client.gather import make_gather
+from replay_server_client.gather import Work, make_gather
 from replay_server_client.place import Place
 from replay_server_client.request import Request, Seeds, is_count
 
@@ -257,6 +257,10 @@ class Sampler:
         for place in self._places:
             if place.number == refused.number and place.state is BufferState.REQUESTED:
                 place.happen(BufferEvent.FORGET)
+
+    def claim(self) -> Work | None:
+        gathering = (place for place in self._places if place.state is BufferState.GATHERING)
+        return next((work for place in gathering if (work := place.gather.claim()) is not None), None)
 
     def forget(self) -> None:
         """Ready batches stay as they are: they are the caller's, who drops them when it binds to the next ring."""
