@@ -24,7 +24,7 @@ from replay_server_client import Collector, Learner, Schema
 PEER = "reverb"
 CAPACITY, LANES, BATCH_ROWS = 100_000, 512, 2048
 TIMEOUT_S = 20.0
-PREFETCH = 3
+PREFETCH = 5
 INSERT, SAMPLE, ROW_BY_ROW = "insert", "sample", "insert, row by row"
 
 

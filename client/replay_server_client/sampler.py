@@ -259,7 +259,9 @@ class Sampler:
                 place.happen(BufferEvent.FORGET)
 
     def claim(self) -> Work | None:
-        gathering = (place for place in self._places if place.state is BufferState.GATHERING)
+        """The batch whose turn is next comes first."""
+        in_turn = self._places[self._turn :] + self._places[: self._turn]
+        gathering = (place for place in in_turn if place.state is BufferState.GATHERING)
         return next((work for place in gathering if (work := place.gather.claim()) is not None), None)
 
     def forget(self) -> None:
