@@ -82,7 +82,8 @@ class Engine:
             self._wake.ring()
 
     def progress(self) -> None:
-        """Advances without waiting, and gathers what is granted if the ring is in host memory. The first call ends the background thread: from then on only the caller drives.
+        """Advances without waiting; what is granted of a ring in host memory is gathered here. The first call ends the background thread: from
+        then on only the caller drives.
 
         A lost server is noticed here and attached to again by the next call that may wait.
         """

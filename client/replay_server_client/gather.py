@@ -42,7 +42,7 @@ class Gather(Protocol):
         """Starts a draw and its gather."""
 
     def claim(self) -> Work | None:
-        """What a thread of ours must do for the gather, outside the engine's lock; None if the device does it, or somebody has claimed it."""
+        """What a thread of ours must do for the gather, outside the engine's lock; None if nothing is left to claim."""
 
     def is_complete(self) -> bool:
         """Whether the last gather was seen complete. Raises what its work raised."""
