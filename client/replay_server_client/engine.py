@@ -82,9 +82,9 @@ class Engine:
             self._wake.ring()
 
     def progress(self) -> None:
-        """Advances without waiting; what is granted of a ring in host memory is gathered here. The first call ends the background thread: from
-        then on only the caller drives.
+        """Advances without waiting; what is granted of a ring in host memory is gathered here.
 
+        The first call ends the background thread: from then on only the caller drives.
         A lost server is noticed here and attached to again by the next call that may wait.
         """
         self._check_thread()
