@@ -25,6 +25,7 @@ from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment, align, segment_name
 from replay_server_protocol.states import SessionEvent, SessionState
 
+from replay_server.budget import check_slots, free_host_bytes
 from replay_server.config import slot_rows_for
 from replay_server.credit import Credits
 from replay_server.replay import Phase, Replay, Store
@@ -46,6 +47,7 @@ class AttachDesk:
         self._namespace = pid_namespace()
         self._me = ProcessIdentity.current()
         self._memory_wait_ends_s: float | None = None
+        self._pending_schema: Schema | None = None
 
     def greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
         """Answers HELLO: a session and what follows for its role, or a typed refusal. A repeated HELLO gets the same answer again."""
@@ -142,13 +144,29 @@ class AttachDesk:
     def retry_memory(self) -> None:
         """In phase waiting_for_memory: tries again to make the ring, until the deadline."""
         replay = self._replay
+        if self._pending_schema is not None:
+            self.make_ring_or_wait(self._pending_schema)
+            if self._pending_schema is not None:
+                return
         waiting = [c for c in replay.sessions.of(CollectorSession) if c.segment is None]
-        if not waiting:
+        if not waiting and replay.store is None:
             replay.phase = Phase.WAITING_FOR_SCHEMA
+            self._memory_wait_ends_s = None
         for collector in waiting:
             self._serve_collector(collector)
             if replay.phase is Phase.WAITING_FOR_MEMORY:
                 return
+
+    def make_ring_or_wait(self, schema: Schema) -> None:
+        """Makes the ring of ``--schema``, or waits for a learner that still holds an earlier one; without one it raises BudgetExceeded."""
+        self._pending_schema = None
+        try:
+            self.make_ring(schema, 1)
+        except BudgetExceeded:
+            if not self._may_wait_for_memory():
+                raise
+            self._replay.phase = Phase.WAITING_FOR_MEMORY
+            self._pending_schema = schema
 
     def make_ring(self, schema: Schema, lanes: int) -> Store:
         """Makes the store and tells every learner that waits for it."""
@@ -209,6 +227,8 @@ class AttachDesk:
         replay = self._replay
         try:
             schema = Schema.from_wire(session.hello.schema)
+            if self._pending_schema is not None:
+                return  # the ring of --schema comes first
             store = replay.store or self.make_ring(schema, session.hello.lanes)
             self._lend_segment(session, schema, store)
         except BudgetExceeded as error:
@@ -241,6 +261,7 @@ class AttachDesk:
             )
         slot_bytes = align(slot_rows * schema.stride)
         name = segment_name(self._replay.directory.run_id, f"slots{session.ordinal}")
+        check_slots(config.depth * slot_bytes, free_host_bytes())
         segment = Segment.create(name, config.depth * slot_bytes)
         session.segment, session.slot_rows, session.slot_bytes = segment, slot_rows, slot_bytes
         session.credits = Credits(config.depth)

@@ -64,19 +64,13 @@ class MemoryPlan:
 
         The ring and the first collector's slots are checked each on its own; in host memory they share what is free.
         """
-        host_needed = self.ingress_bytes
+        usable_bytes = free_host_bytes
         if self.is_on_device and free_device_bytes is not None:
             self._check_ring(free_device_bytes - DEVICE_RESERVE_BYTES, "the GPU", "--storage host keeps the ring in host memory")
         else:
             self._check_ring(free_host_bytes - HOST_RESERVE_BYTES, f"host memory ({segment_dir()})", "enlarge /dev/shm")
-            host_needed += self.ring_bytes
-        if host_needed > free_host_bytes:
-            raise BudgetExceeded(
-                f"the slots of one collector need {self.ingress_bytes:,} bytes of {segment_dir()}, {free_host_bytes:,} are free there; "
-                "use a smaller --depth or --slot-rows, or enlarge it",
-                needed_bytes=host_needed,
-                free_bytes=free_host_bytes,
-            )
+            usable_bytes -= self.ring_bytes
+        check_slots(self.ingress_bytes, usable_bytes)
 
     def _check_ring(self, usable_bytes: int, where: str, remedy: str) -> None:
         if self.ring_bytes <= usable_bytes:
@@ -101,6 +95,18 @@ class MemoryPlan:
             f"slots    {self.depth} x {self.slot_rows:,} rows = {self.ingress_bytes:,} bytes of host memory a collector",
             f"ingress  at most {self.max_collectors} collectors = {self.max_collectors * self.ingress_bytes:,} bytes of host memory",
         ]
+
+
+def check_slots(n_bytes: int, free_host_bytes: int) -> None:
+    """Raises BudgetExceeded if a collector's slots don't fit what is free in host memory, less the reserve."""
+    usable_bytes = max(0, free_host_bytes - HOST_RESERVE_BYTES)
+    if n_bytes > usable_bytes:
+        raise BudgetExceeded(
+            f"the slots of one collector need {n_bytes:,} bytes of {segment_dir()}, {usable_bytes:,} can be used there; "
+            "use a smaller --depth or --slot-rows, or enlarge it",
+            needed_bytes=n_bytes,
+            free_bytes=usable_bytes,
+        )
 
 
 def free_host_bytes() -> int:

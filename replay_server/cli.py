@@ -85,7 +85,7 @@ def _status(options: argparse.Namespace) -> int:
         print(text, flush=True)
         if not options.watch:
             return 0
-        time.sleep(options.interval)
+        time.sleep(max(0.05, options.interval))
 
 
 def _admin(options: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     serve_help = "serve in the foreground until SIGTERM, SIGINT or `replay-server stop`"
-    serve = commands.add_parser("serve", help=serve_help, epilog=EXIT_CODES_TEXT)
+    serve = commands.add_parser("serve", help=serve_help, epilog=EXIT_CODES_TEXT, allow_abbrev=False)
     for option in fields(ServerConfig):
         help_text = argparse.SUPPRESS if option.metadata["hidden"] else _help_of(option.metadata["help"], option.default)
         choices, metavar = option.metadata["choices"], option.metadata["metavar"]
@@ -119,18 +119,20 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--dry-run", action="store_true", help="print the memory plan, check it, and allocate nothing")
     serve.set_defaults(run=_serve)
 
-    status = commands.add_parser("status", help="print the status report", parents=[_reach()])
+    status = commands.add_parser("status", allow_abbrev=False, help="print the status report", parents=[_reach()])
     status.add_argument("--json", action="store_true", help="the report as JSON (with --watch one line each)")
     status.add_argument("--watch", action="store_true", help="again and again until Ctrl-C")
     status.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two reports (default: 1)")
     status.set_defaults(run=_status)
 
-    set_ = commands.add_parser("set", help="change samples-per-insert or tolerance of a running server", parents=[_reach()])
+    set_ = commands.add_parser(
+        "set", allow_abbrev=False, help="change samples-per-insert or tolerance of a running server", parents=[_reach()]
+    )
     set_.add_argument("key", metavar="KEY")
     set_.add_argument("value", metavar="VALUE")
     set_.set_defaults(run=_admin, verb="set")
 
-    stop = commands.add_parser("stop", help="stop a running server in good order", parents=[_reach()])
+    stop = commands.add_parser("stop", allow_abbrev=False, help="stop a running server in good order", parents=[_reach()])
     stop.set_defaults(run=_admin, verb="stop")
     return parser
 

@@ -54,7 +54,7 @@ class ServerConfig:
     columns: tuple[str, ...] = _option((), "side columns kept beside the rows: link, priority", "NAME,…")
     moments: tuple[str, ...] | None = _option(None, "fields whose running moments are kept (default: the reward)", "FIELD,…")
     nonfinite: Literal["reject", "count", "allow"] = _option(
-        "reject", "rows with NaN or infinity in a checked field", choices=("reject", "count", "allow")
+        "reject", "what happens to rows whose reward is NaN or infinite", choices=("reject", "count", "allow")
     )
     lease: float = _option(0.5, "seconds a learner may hold a window for a gather", "SECONDS")
     mailbox_bytes: int = _option(256 << 20, "memory of all mailboxes together", "SIZE")

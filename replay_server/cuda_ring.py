@@ -67,11 +67,15 @@ class CudaRing:
         alloc_bytes = align(layout.alloc_bytes, ALLOCATION_BYTES)
         address = runtime.allocate(alloc_bytes)
         rows_bytes = layout.ring_rows * layout.stride
-        runtime.zero(address + rows_bytes, alloc_bytes - rows_bytes)
-        runtime.synchronize()
-        place = RingPlace("cuda", runtime.ipc_handle(address), device.uuid, alloc_bytes)
-        staging_bytes = PROOF_STAGING_BYTES if layout.link is None else STAGING_BYTES
-        return cls(runtime, address, place, copy_delay_s, staging_bytes)
+        try:
+            runtime.zero(address + rows_bytes, alloc_bytes - rows_bytes)
+            runtime.synchronize()
+            place = RingPlace("cuda", runtime.ipc_handle(address), device.uuid, alloc_bytes)
+            staging_bytes = PROOF_STAGING_BYTES if layout.link is None else STAGING_BYTES
+            return cls(runtime, address, place, copy_delay_s, staging_bytes)
+        except BaseException:
+            runtime.deallocate(address)  # nobody has its handle yet
+            raise
 
     def register(self, segment: Segment) -> str:
         reason = self._runtime.pin(segment.address, segment.n_bytes)

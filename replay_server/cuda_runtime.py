@@ -26,7 +26,7 @@ _REMEDIES = {
     _OLD_DRIVER: "there is no NVIDIA driver, or it is older than CUDA 13 needs (580); update it, or serve with --device cpu",
     46: "another process holds the GPU in exclusive mode; set its compute mode to default",
     _NO_DEVICE: "no GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES, or serve with --device cpu",
-    _BAD_DEVICE: "there is no such device; replay-server doctor lists those there are",
+    _BAD_DEVICE: "there is no such device; nvidia-smi -L lists those there are",
     201: "the handle belongs to this very process, or both processes have the same pid in their containers",
     700: "the CUDA context is lost; restart the server",
     712: "the memory is registered already",

@@ -9,6 +9,7 @@ from replay_server_protocol.errors import (
     DeviceError,
     InvalidRequest,
     ReplayError,
+    ReplayTimeout,
     SchemaMismatch,
     ServerGone,
 )
@@ -21,6 +22,7 @@ _CODES: dict[type[ReplayError], int] = {
     DeviceError: 5,
     AttachRefused: 6,
     ServerGone: 7,
+    ReplayTimeout: 7,
 }
 
 EXIT_CODES_TEXT = """exit codes: 0 done (serve: stopped in good order), 1 a fault of the server itself, 2 a wrong option or schema,

@@ -58,7 +58,7 @@ class Flow:
 
     def refund(self, rows: int) -> None:
         """A granted batch was never used."""
-        self.sampled -= rows
+        self.sampled = max(0, self.sampled - rows)  # it may have been granted before ``set_ratio``
 
     def why_not_insert(self, rows: int) -> str | None:
         """What a span of ``rows`` waits for, or None if it may be reserved."""

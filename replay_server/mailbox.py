@@ -13,7 +13,6 @@ from replay_server_protocol.messages import MailPost
 from replay_server_protocol.segment import Segment, segment_name
 
 _MOST_MAILBOXES = 64
-_MOST_POSTS = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +47,11 @@ class Mailboxes:
         return {name: version.version for name, version in self._newest.items()}
 
     def post(self, session: int, message: MailPost) -> Segment:
-        """Makes the segment for a new version. Raises BudgetExceeded or InvalidRequest."""
+        """Makes the segment of a new version, in the place of an unfinished one. Raises BudgetExceeded or InvalidRequest."""
+        self._drop_posts(session)
         names = {*self._newest, *(version.mailbox for version in self._posting.values())}
         if message.name not in names and len(names) >= _MOST_MAILBOXES:
             raise InvalidRequest(f"mailbox {message.name!r}: there are {_MOST_MAILBOXES} mailboxes already, which is the limit")
-        if sum(owner == session for owner, _ in self._posting) >= _MOST_POSTS:
-            raise InvalidRequest(f"mailbox {message.name!r}: {_MOST_POSTS} posts of this learner are unfinished")
         if message.n_bytes < 1 or self.host_bytes + message.n_bytes > self._budget_bytes:
             raise BudgetExceeded(
                 f"mailbox {message.name!r}: {message.n_bytes:,} bytes don't fit, {self.host_bytes:,} of --mailbox-bytes "
@@ -107,8 +105,7 @@ class Mailboxes:
 
     def forget(self, session: int) -> None:
         """A session ended: its posts, loans and subscriptions end too."""
-        for key in [key for key in self._posting if key[0] == session]:
-            self._posting.pop(key).segment.unlink()
+        self._drop_posts(session)
         for held in (*self._newest.values(), *self._retired):
             held.readers = [reader for reader in held.readers if reader != session]
         for name, subscribers in list(self._subscribers.items()):
@@ -120,6 +117,10 @@ class Mailboxes:
     def close(self) -> None:
         for version in (*self._newest.values(), *self._retired, *self._posting.values()):
             version.segment.unlink()
+
+    def _drop_posts(self, session: int) -> None:
+        for key in [key for key in self._posting if key[0] == session]:
+            self._posting.pop(key).segment.unlink()
 
     def _tidy(self) -> None:
         for version in [version for version in self._retired if not version.readers]:

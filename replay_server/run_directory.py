@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import secrets
 import stat
@@ -17,6 +18,8 @@ from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import AlreadyServing, InvalidRequest
 from replay_server_protocol.process import ProcessIdentity
 from replay_server_protocol.segment import sweep_segments
+
+log = logging.getLogger("replay_server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,11 @@ class RunDirectory:
         """Writes down who maps the ring, for the next server of this name."""
         path = self.endpoints.learners_path
         beside = path.with_suffix(".learners-new")
-        beside.write_text(json.dumps([asdict(holder) for holder in holders]), "utf-8")
-        beside.replace(path)
+        try:
+            beside.write_text(json.dumps([asdict(holder) for holder in holders]), "utf-8")
+            beside.replace(path)
+        except OSError as error:
+            log.warning("%s can't be written (%s): the next server will not know who holds this ring", path, error.strerror)
 
     def release(self) -> None:
         """Removes every file of this server, and the directory if this life made it and nobody else uses it, and gives the name up."""
@@ -90,13 +96,15 @@ class RunDirectory:
 def _make_private(endpoints: Endpoints) -> bool:
     """Makes the run directory, or checks the one there is. True if it is new."""
     run_dir = endpoints.run_dir
-    run_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        run_dir.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         run_dir.mkdir(mode=0o700)
         return True
     except FileExistsError:
         _check_private(run_dir)
         return False
+    except OSError as error:
+        raise InvalidRequest(f"run directory {run_dir} can't be made: {error.strerror}; choose another --run-dir") from error
 
 
 def _check_private(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ import time
 
 import zmq
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
+from replay_server_protocol.errors import DeviceError, InvalidRequest, ProtocolViolation, ReplayError
 from replay_server_protocol.messages import ClientMessage, Closing, Credit, Hello, Ping, Stale
 from replay_server_protocol.process import ProcessIdentity, spin_s
 from replay_server_protocol.states import SessionEvent, SessionState
@@ -63,7 +63,7 @@ class Server:
         try:
             self._poller = self._make_poller()
             if schema is not None:
-                self._desk.make_ring(schema, 1)
+                self._desk.make_ring_or_wait(schema)
         except BaseException:
             self.close()
             raise
@@ -106,7 +106,10 @@ class Server:
             self._desk.end(session, "the server ends")
         replay.mailboxes.close()
         if replay.store is not None:
-            replay.store.memory.close()
+            try:
+                replay.store.memory.close()
+            except DeviceError as error:  # the device is lost: what follows must still be given back
+                log.error("%s", error)
         self._status.close()
         replay.control.close()
         replay.deaths.close()

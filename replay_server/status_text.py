@@ -65,6 +65,6 @@ def _waits(client: Mapping[str, Any]) -> str:
 
 
 def _moments(m: Mapping[str, Any]) -> str:
-    if not isinstance(m["mean"], float):
+    if not all(isinstance(m[name], float) for name in ("mean", "std", "min", "max")):  # per element, none yet, or beyond float64
         return f"{m['count']:,} rows"
     return f"{m['count']:,} rows, mean {m['mean']:.4g}, std {m['std']:.4g}, {m['min']:.4g} to {m['max']:.4g}"

@@ -10,6 +10,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -78,7 +79,7 @@ class Collector:
             raise SchemaMismatch(f"schema={schema!r}: make one with Schema.of(...)")
         if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
             raise InvalidRequest(f"lanes={lanes!r}: the number of environments in a step, at least 1")
-        if not linger >= 0:
+        if not (isinstance(linger, Real) and linger >= 0):
             raise InvalidRequest(f"linger={linger!r}: seconds, at least 0")
         deadline = Deadline(timeout)
         own_name = check_name(name or f"collector-{os.getpid()}", "collector name")
@@ -195,8 +196,9 @@ class Collector:
         than all of its successor's.
         """
         ingress = self._usable()
-        if newer_than < 0:
-            raise InvalidRequest(f"newer_than={newer_than}: a version, or 0 for any")
+        check_name(mailbox, "mailbox name")
+        if isinstance(newer_than, bool) or not isinstance(newer_than, int) or newer_than < 0:
+            raise InvalidRequest(f"newer_than={newer_than!r}: a version, or 0 for any")
         deadline = Deadline(self._timeout if timeout is None else timeout)
         mail = ingress.mail
         while True:

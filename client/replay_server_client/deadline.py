@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from numbers import Real
 
 from replay_server_protocol.errors import InvalidRequest
 
@@ -12,7 +13,7 @@ class Deadline:
     """``timeout_s`` from now (monotonic clock); None never passes."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        if timeout_s is not None and not timeout_s >= 0:
+        if timeout_s is not None and not (isinstance(timeout_s, Real) and timeout_s >= 0):
             raise InvalidRequest(f"timeout={timeout_s!r}: seconds, at least 0, or None")
         self.timeout_s = timeout_s
         self.started = time.monotonic()

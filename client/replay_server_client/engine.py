@@ -50,7 +50,8 @@ class Engine:
         self._is_for_one_thread = is_for_one_thread(device)
         self._only_thread = 0
         self._failure: Exception | None = None  # met by the background thread, raised once by the next call
-        self._turn = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)  # never entered itself: Ctrl-C inside its __enter__ would leave the lock held for ever
         self._is_driven_by_caller = False
         self._is_closed = False
         self._spin_s = spin_s()
@@ -60,7 +61,7 @@ class Engine:
 
     def attach(self, deadline: Deadline) -> None:
         """Opens a session; waits for a server until the deadline. Called by the caller's thread only, while no other drives."""
-        with self._turn:
+        with self._lock:
             self.conversation.let_go()
         self.connection.attach(deadline)
         self.attached += 1
@@ -73,7 +74,7 @@ class Engine:
         self._thread.start()
 
     def register(self, make: Callable[[int], R]) -> R:
-        with self._turn:
+        with self._lock:
             return self.conversation.register(make)
 
     def wake(self) -> None:
@@ -90,7 +91,7 @@ class Engine:
         self._check_thread()
         self._end_thread()
         while True:
-            with self._turn:
+            with self._lock:
                 self.conversation.advance()
                 work = self.conversation.claim()
             if work is None:
@@ -100,7 +101,7 @@ class Engine:
     def act(self, action: Callable[[], None]) -> None:
         """Does ``action`` under the lock and sends what follows from it."""
         self._check_thread()
-        with self._turn:
+        with self._lock:
             action()
             self.conversation.advance()
 
@@ -117,16 +118,19 @@ class Engine:
                 self._raise_failure()
                 if not self.connection.is_attached:
                     self.attach(deadline)
-                with self._turn:
+                with self._lock:
                     self.conversation.advance()
-                    if self.connection.is_attached and is_done():
-                        return True
+                    is_over = self.connection.is_attached and is_done()
                     is_attached, nap_s = self.connection.is_attached, self.conversation.nap_s()
-                    work = self.conversation.claim()
+                    # Without a background thread what is granted is gathered before this returns: its lease would run out meanwhile.
+                    work = self.conversation.claim() if not is_over or self._thread is None else None
                     self._turn.notify()  # there may be work for the background thread, too
                 if work is not None:
                     work()
-                if work is not None or not is_attached:
+                    continue
+                if is_over:
+                    return True
+                if not is_attached:
                     continue
                 if deadline.has_passed:
                     return False
@@ -151,7 +155,7 @@ class Engine:
         """What the server says this learner waits for. Waits for the answer a tenth of the time ``waited``, within _EXPLAIN_S."""
         least_s, most_s = _EXPLAIN_S
         conversation = self.conversation
-        with self._turn:
+        with self._lock:
             conversation.ask_reason(sampler, number)
         self.drive(lambda: conversation.reason is not None, Deadline(min(max(waited.elapsed_s / 10, least_s), most_s)))
         missing = "the server has no ring yet" if conversation.ring is None else "the server does not say what is missing"
@@ -163,7 +167,7 @@ class Engine:
             return
         self._is_closed = True
         self._end_thread()
-        with self._turn:
+        with self._lock:
             self.conversation.let_go()
             self.connection.close()
         self._wake.close()
@@ -174,8 +178,8 @@ class Engine:
         self._is_abandoned = True
         if os.getpid() != self._pid or threading.current_thread() is self._thread:
             return
-        if self._turn.acquire(timeout=_ABANDON_S):
-            self._turn.release()
+        if self._lock.acquire(timeout=_ABANDON_S):
+            self._lock.release()
             self.close()
 
     def _check_thread(self) -> None:
@@ -190,7 +194,7 @@ class Engine:
         is_relaxed = False
         while self._is_mine() and not self._is_abandoned:
             work = None
-            with self._turn:
+            with self._lock:
                 while self._is_mine() and not self._may_run() and (work := self.conversation.claim()) is None:
                     self._turn.wait(IDLE_NAP_S)
                 if not self._is_mine():
@@ -249,11 +253,11 @@ class Engine:
             raise failure
 
     def _park_thread(self) -> None:
-        with self._turn:
+        with self._lock:
             self._is_driven_by_caller = True
 
     def _resume_thread(self) -> None:
-        with self._turn:
+        with self._lock:
             self._is_driven_by_caller = False
             self._turn.notify()
         self.wake()  # its nap was chosen before the caller drove
@@ -262,7 +266,7 @@ class Engine:
         thread = self._thread
         if thread is None:
             return
-        with self._turn:
+        with self._lock:
             self._thread = None
             self._turn.notify()
         self._wake.ring()

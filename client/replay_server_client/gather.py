@@ -8,6 +8,7 @@ guard the batch buffer: ``done`` (the gather has filled it) and ``returned`` (th
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,7 @@ Parameters = tuple[int, int, int]
 Work = Callable[[], None]
 
 _LONGEST_FILL_S = 10.0
+_LOOK_AGAIN_S = 100e-6
 
 
 class Gather(Protocol):
@@ -39,7 +41,7 @@ class Gather(Protocol):
         """Waits for the gather in flight and drops whatever reaches into the ring."""
 
     def submit(self, parameters: Parameters) -> None:
-        """Starts a draw and its gather."""
+        """Starts a draw and its gather. From a host ring to another device, the host's part is done before it returns."""
 
     def claim(self) -> Work | None:
         """What a thread of ours must do for the gather, outside the engine's lock; None if nothing is left to claim."""
@@ -67,38 +69,44 @@ def make_gather(ring: Ring, memory: BatchBuffer, draw: Draw) -> Gather:
 
 
 class HostGather:
-    """Ring and batch in host memory: whoever claims the work gathers, so that two batches are gathered at a time where two threads wait."""
+    """Ring and batch in host memory: whoever claims the work gathers, so that two batches are gathered at a time where two threads wait.
+
+    A thread that claims again has been interrupted (Ctrl-C) before or in what it had claimed: it gets the same work again.
+    """
 
     def __init__(self, memory: BatchBuffer, draw: Draw) -> None:
         self._fill = _HostFill(memory.drawn, memory.rows, draw)
-        self._unclaimed: Parameters | None = None
-        self._is_over = threading.Event()
-        self._is_over.set()
+        self._parameters: Parameters | None = None  # of the gather that is not over
+        self._claimed_by = 0
+        self._is_over = True  # a bool: Ctrl-C inside an Event would leave its lock held for ever
         self._error: Exception | None = None
 
     def bind(self, ring: Tensor) -> None:
         self._fill.bind(ring)
 
     def unbind(self) -> None:
-        if self._unclaimed is not None:
-            self._unclaimed = None
-            self._is_over.set()
-        self._is_over.wait(_LONGEST_FILL_S)  # the work was claimed and may be under way
+        give_up_s = time.monotonic() + _LONGEST_FILL_S
+        while self._claimed_by not in (0, threading.get_ident()) and not self._is_over and time.monotonic() < give_up_s:
+            time.sleep(_LOOK_AGAIN_S)  # the work may be under way
+        self._parameters, self._claimed_by, self._error = None, 0, None
+        self._is_over = True
         self._fill.unbind()
 
     def submit(self, parameters: Parameters) -> None:
-        self._is_over.clear()
-        self._unclaimed = parameters
+        self._parameters, self._claimed_by, self._is_over = parameters, 0, False
 
     def claim(self) -> Work | None:
-        parameters, self._unclaimed = self._unclaimed, None
-        return None if parameters is None else partial(self._work, parameters)
+        parameters, thread = self._parameters, threading.get_ident()
+        if parameters is None or self._is_over or self._error is not None or self._claimed_by not in (0, thread):
+            return None
+        self._claimed_by = thread
+        return partial(self._work, parameters)
 
     def is_complete(self) -> bool:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        return self._is_over.is_set()
+        return self._is_over
 
     def lend(self) -> None:
         pass
@@ -113,9 +121,9 @@ class HostGather:
         try:
             self._fill(parameters)
         except Exception as error:  # noqa: BLE001 - told by is_complete, in whichever thread asks
-            self._error = error
-        finally:
-            self._is_over.set()
+            self._error, self._claimed_by = error, 0  # not over: what was half gathered must not be taken for a batch
+        else:
+            self._is_over = True
 
 
 class OneThreadGather(HostGather):
@@ -223,6 +231,7 @@ class CudaGather(_StreamGather):
     def bind(self, ring: Tensor) -> None:
         self._ring = ring
         with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._returned)  # a batch of the last ring may still be read by queued work
             self._host[:] = (0, 0, 1)
             self._draw_and_gather()  # loads the kernels, which a capture must not; row 0 is read without a lease and thrown away
             self._stream.synchronize()

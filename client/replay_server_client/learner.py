@@ -59,7 +59,7 @@ class Learner:
     @classmethod
     def connect(
         cls,
-        server_name: str | None = None,
+        server: str | None = None,
         *,
         device: str = "auto",
         seed: int = 0,
@@ -108,7 +108,7 @@ class Learner:
                 device_uuid=uuid,
             )
 
-        connection = Connection(Endpoints.resolve(server_name, run_dir), hello)
+        connection = Connection(Endpoints.resolve(server, run_dir), hello)
         engine = Engine(connection, device, schema, trace)
         try:
             engine.attach(Deadline(timeout))

@@ -76,6 +76,8 @@ def is_for_one_thread(device: str) -> bool:
 
 def check_device(device: str) -> str:
     """Returns ``device`` if it is one of auto, cpu, cuda, cuda:N, mps and is there; raises InvalidRequest otherwise."""
+    if not isinstance(device, str):
+        raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")
     kind, colon, index = device.partition(":")
     if device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and colon and index.isdecimal()):
         raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")

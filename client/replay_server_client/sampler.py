@@ -214,7 +214,7 @@ class Sampler:
             return False
         has_sent = False
         for place in self._places:
-            if place.state is BufferState.GATHERING and place.gather.is_complete():
+            if place.state is BufferState.GATHERING and self._is_complete(place):
                 self._hand_in(place)
                 has_sent = True
             if place.state is BufferState.RETURNING and place.gather.is_idle():
@@ -249,7 +249,24 @@ class Sampler:
         place.submitted_ns = time.monotonic_ns()
         if self._trace is not None and place.asked_ns:  # 0: it was about to be asked for again
             self._trace.record(_REQUESTS, "request", place.asked_ns, place.submitted_ns, number=place.number, committed=grant.committed)
-        place.gather.submit((key, grant.tail, grant.committed - grant.tail))
+        try:
+            place.gather.submit((key, grant.tail, grant.committed - grant.tail))
+        except Exception:
+            self._give_up(place)
+            raise
+
+    def _is_complete(self, place: Place) -> bool:
+        """Raises what the gather raised, after giving the lease back: its rows are nobody's batch."""
+        try:
+            return place.gather.is_complete()
+        except Exception:
+            self._give_up(place)
+            raise
+
+    def _give_up(self, place: Place) -> None:
+        self._release(place.granted(), is_used=False)
+        place.happen(BufferEvent.FORGET)
+        self.counters.dropped += 1
 
     def refused(self, refused: Refused) -> None:
         """The next call that has no batch raises it; until then nothing is asked for."""
@@ -267,6 +284,7 @@ class Sampler:
     def forget(self) -> None:
         """Ready batches stay as they are: they are the caller's, who drops them when it binds to the next ring."""
         self._ring = None
+        self._expected = 0  # seqs of the next server start anew
         for place in self._places:
             if place.state in (BufferState.REQUESTED, BufferState.GATHERING):
                 place.happen(BufferEvent.FORGET)

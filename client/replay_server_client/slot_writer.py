@@ -271,9 +271,9 @@ class LentSlot:
 
     @rows.setter
     def rows(self, rows: int) -> None:
-        if not 0 <= rows <= self.max_rows or rows % self._lanes:
+        if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or not 0 <= rows <= self.max_rows or rows % self._lanes:
             raise RowsRejected(
-                f"slot.rows = {rows}: must be a multiple of {self._lanes} lanes from 0 to {self.max_rows}",
+                f"slot.rows = {rows!r}: must be a multiple of {self._lanes} lanes from 0 to {self.max_rows}",
                 rows=rows,
                 max_rows=self.max_rows,
             )

@@ -80,7 +80,7 @@ class Endpoints:
 
 def check_name(name: str, what: str = "server name") -> str:
     """Returns ``name`` if it can stand in a path and in a log line; raises InvalidRequest otherwise."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(f"{what} {name!r}: letters, digits, '_', '.' and '-' only, starting with a letter or digit, at most 32")
     return name
 

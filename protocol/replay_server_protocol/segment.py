@@ -69,10 +69,14 @@ class Segment:
     def create(cls, name: str, n_bytes: int) -> Segment:
         """Makes and maps a new segment with all its pages allocated, so that no later touch can fail.
 
-        Raises BudgetExceeded when the file system has no room (ftruncate alone would succeed, and the first touch kill).
+        Raises BudgetExceeded when the file system has no room (ftruncate alone would succeed, and the first touch kill), or when this
+        process may open no more files.
         """
         path = segment_dir() / name
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise BudgetExceeded(f"segment {name} can't be made in {segment_dir()}: {error.strerror} (see ulimit -n)") from error
         try:
             _allocate(fd, n_bytes)
             return cls(name, n_bytes, mmap.mmap(fd, n_bytes))

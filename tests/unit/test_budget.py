@@ -86,8 +86,8 @@ def test_a_ring_that_does_not_fit_is_refused_with_a_capacity_that_does(is_on_dev
 def test_the_slots_are_checked_on_their_own_when_the_ring_is_on_the_device() -> None:
     plan = plan_of(capacity=1_000_000, is_on_device=True)
     with pytest.raises(BudgetExceeded, match="slots of one collector"):
-        plan.check(2**60, plan.ingress_bytes - 1)
-    plan.check(2**60, plan.ingress_bytes)
+        plan.check(2**60, plan.ingress_bytes + HOST_RESERVE_BYTES - 1)
+    plan.check(2**60, plan.ingress_bytes + HOST_RESERVE_BYTES)
 
 
 def test_the_lines_of_a_dry_run_name_ring_and_host_bytes() -> None:

@@ -46,10 +46,10 @@ def test_segments_that_exist_are_the_newest_the_lent_and_the_unfinished(mailboxe
     for _ in range(200):
         session = rng.randint(1, 4)
         action = rng.choice(("post", "finish", "lend", "return", "forget"))
-        if action == "post" and len(posting) + len(set(held)) < 10 and sum(s == session for s, _ in posting) < 4:
+        if action == "post" and len(posting) + len(set(held)) < 10:
             number += 1
             mailboxes.post(session, post(number))
-            posting.append((session, number))
+            posting = [p for p in posting if p[0] != session] + [(session, number)]
         elif action == "finish" and posting:
             poster, finished = posting.pop(rng.randrange(len(posting)))
             newest += 1
@@ -114,10 +114,16 @@ def test_a_post_that_is_not_open_can_not_be_finished(mailboxes: Mailboxes) -> No
         mailboxes.finish(1, 1)
 
 
-def test_unfinished_posts_and_names_are_bounded(mailboxes: Mailboxes) -> None:
-    with pytest.raises(InvalidRequest, match="unfinished"):
-        for number in range(1, 10):
-            mailboxes.post(1, post(number, n_bytes=1))
+def test_a_new_post_takes_the_place_of_an_unfinished_one(mailboxes: Mailboxes, run_id: str) -> None:
+    for number in range(1, 10):
+        mailboxes.post(1, post(number, n_bytes=1))
+    assert linked(run_id) == 1
+    with pytest.raises(ProtocolViolation):
+        mailboxes.finish(1, 8)
+    assert mailboxes.finish(1, 9).version == 1
+
+
+def test_names_are_bounded(mailboxes: Mailboxes) -> None:
     with pytest.raises(InvalidRequest, match="limit"):
         for name in range(100):
             mailboxes.lend(2, f"box{name}", 0)
