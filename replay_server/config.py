@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from replay_server_protocol.endpoints import check_name
 from replay_server_protocol.errors import InvalidRequest, SchemaMismatch
 from replay_server_protocol.schema import Schema
 
@@ -75,6 +76,8 @@ class ServerConfig:
             raise InvalidRequest(f"--columns {','.join(sorted(unknown))}: only {', '.join(COLUMNS)} exist")
         if self.samples_per_insert is not None and (not 0 < self.samples_per_insert < 1e9 or self.tolerance is None):
             raise InvalidRequest("--samples-per-insert must be above 0 and needs --tolerance ROWS")
+        if self.run_id is not None:
+            check_name(self.run_id, "--run-id")
         if not 0.001 <= self.lease <= 3600:
             raise InvalidRequest(f"--lease {self.lease:g}: 0.001 to 3600 seconds")
         if not -(2**63) <= self.seed < 2**63:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,13 +33,17 @@ from replay_server_protocol.messages import (
 )
 
 from replay_server.attach import AttachDesk
+from replay_server.config import MIN_AUTO_SLOT_ROWS
 from replay_server.credit import Verdict
 from replay_server.explain import explain
+from replay_server.flow import Flow
 from replay_server.replay import Replay
 from replay_server.requests import grant_of
 from replay_server.sessions import CollectorSession, LearnerSession, Session
 
 Action = Callable[[Any, Any], None]  # a session of the role, a message of the type
+
+_USUAL_BATCH_ROWS = 4096
 
 
 class Dispatch:
@@ -165,14 +170,36 @@ class Dispatch:
             self._stop()
 
     def _set(self, key: str, value: str) -> None:
+        """Changes flow control. A ratio set where no tolerance was ever given brings one with it, for batches of up to 4,096 rows."""
         flow = self._replay.flow
         try:
             match key.replace("_", "-"):
+                case "samples-per-insert" if value == "none":
+                    flow.set_ratio(None)
                 case "samples-per-insert":
-                    flow.set_ratio(None if value == "none" else float(value))
+                    ratio = float(value)
+                    tolerance = flow.tolerance or math.ceil(_USUAL_BATCH_ROWS + ratio * self._largest_slot_rows())
+                    self._check_flow(ratio, tolerance)
+                    flow.set_ratio(ratio)
+                    flow.set_tolerance(tolerance)
                 case "tolerance":
+                    self._check_flow(flow.samples_per_insert, int(value))
                     flow.set_tolerance(int(value))
                 case _:
                     raise InvalidRequest(f"set {key!r}: samples-per-insert and tolerance can be set on a running server")
-        except ValueError as error:
+        except InvalidRequest:
+            raise
+        except (ValueError, OverflowError) as error:
             raise InvalidRequest(f"set {key} {value!r}: {error}") from error
+
+    def _largest_slot_rows(self) -> int:
+        return max((collector.slot_rows for collector in self._replay.sessions.of(CollectorSession)), default=MIN_AUTO_SLOT_ROWS)
+
+    def _check_flow(self, samples_per_insert: float | None, tolerance: int) -> None:
+        """Raises InvalidRequest if the batches asked for so far could dead-end with the present slots."""
+        learners = self._replay.sessions.of(LearnerSession)
+        batch_rows = max((learner.largest_batch_rows for learner in learners), default=0) or 1
+        asked = Flow(samples_per_insert=samples_per_insert, tolerance=tolerance)
+        impossible = asked.why_impossible(batch_rows, self._largest_slot_rows())
+        if impossible:
+            raise InvalidRequest(impossible)

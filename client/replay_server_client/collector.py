@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from replay_server_client.device_rows import DeviceReader
 
 _CLOSE_WAIT_S = 5.0
+_MOST_LANES = 2**20
 
 
 class Collector:
@@ -77,8 +78,12 @@ class Collector:
         """
         if not isinstance(schema, Schema):
             raise SchemaMismatch(f"schema={schema!r}: make one with Schema.of(...)")
-        if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1:
-            raise InvalidRequest(f"lanes={lanes!r}: the number of environments in a step, at least 1")
+        if isinstance(lanes, bool) or not isinstance(lanes, int) or not 1 <= lanes <= _MOST_LANES:
+            raise InvalidRequest(f"lanes={lanes!r}: the number of environments in a step, 1 to {_MOST_LANES:,}")
+        if not isinstance(counted, bool):
+            raise InvalidRequest(f"counted={counted!r}: True or False")
+        if run_id is not None:
+            check_name(run_id, "run_id")
         if not (isinstance(linger, Real) and linger >= 0):
             raise InvalidRequest(f"linger={linger!r}: seconds, at least 0")
         deadline = Deadline(timeout)
@@ -185,6 +190,7 @@ class Collector:
             slots.publish()
         finally:
             self._is_lending = False
+            lent.end()
             slots.abandon()  # what was not published
 
     def latest(self, mailbox: str, newer_than: int = 0, timeout: float | None = None) -> Mail | None:

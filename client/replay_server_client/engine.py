@@ -34,7 +34,7 @@ from replay_server_client.wake import Wake
 _SHORT_NAP_S = 0.001
 """Naps up to here only wait for the GPU; longer ones also for messages (poll counts in milliseconds)."""
 _EXPLAIN_S = (0.015, 0.25)
-"""Least and most time to wait for a reason; between them a tenth of the wait that it explains."""
+"""Least and most time to wait for a reason; between them a twentieth of the wait that it explains: half of what a timeout may be late."""
 _ABANDON_S = 1.0
 
 
@@ -152,12 +152,12 @@ class Engine:
         return version
 
     def explain(self, sampler: int, number: int, waited: Deadline) -> str:
-        """What the server says this learner waits for. Waits for the answer a tenth of the time ``waited``, within _EXPLAIN_S."""
+        """What the server says this learner waits for. Waits for the answer a twentieth of the time ``waited``, within _EXPLAIN_S."""
         least_s, most_s = _EXPLAIN_S
         conversation = self.conversation
         with self._lock:
             conversation.ask_reason(sampler, number)
-        self.drive(lambda: conversation.reason is not None, Deadline(min(max(waited.elapsed_s / 10, least_s), most_s)))
+        self.drive(lambda: conversation.reason is not None, Deadline(min(max(waited.elapsed_s / 20, least_s), most_s)))
         missing = "the server has no ring yet" if conversation.ring is None else "the server does not say what is missing"
         return conversation.reason or missing
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerClosing
+from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, SchemaMismatch, ServerClosing
 from replay_server_protocol.messages import PROTOCOL_VERSION, Hello
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
@@ -87,6 +87,10 @@ class Learner:
             raise InvalidRequest(f"seed={seed!r}: an integer")
         if not is_count(prefetch, 0) or prefetch > 16:
             raise InvalidRequest(f"prefetch={prefetch!r}: batches made ready ahead, 0 to 16")
+        if schema is not None and not isinstance(schema, Schema):
+            raise SchemaMismatch(f"schema={schema!r}: make one with Schema.of(...)")
+        if run_id is not None:
+            check_name(run_id, "run_id")
         learner_name = check_name(name or _default_name(), "learner name")
         uuid = device_uuid(check_device(device))
         process, namespace = ProcessIdentity.current(), pid_namespace()
@@ -153,12 +157,12 @@ class Learner:
         key = (n, by, max_age_rows)
         sampler = self._by_request.get(key)
         if sampler is None:
-            sampler = self._by_request[key] = self._make_sampler(Request.of(n, by, max_age_rows), None)
+            sampler = self._by_request[key] = self._make_sampler(Request.of(n, by, max_age_rows))
         return sampler.sample(min_committed=min_committed, timeout=timeout)
 
     def sampler(self, n: int, *, by: str = "uniform", max_age_rows: int | None = None) -> Sampler:
-        """A request with batch buffers and request numbers of its own, which it keeps until the learner is closed."""
-        return self._make_sampler(Request.of(n, by, max_age_rows), self)
+        """A request with batch buffers and request numbers of its own, which it keeps until the learner is closed or dropped."""
+        return self._make_sampler(Request.of(n, by, max_age_rows))
 
     def batches(self, n: int, *, max_age_rows: int | None = None, by: str = "uniform", timeout: float | None = 5.0) -> Iterator[Batch]:
         """Batches without end, until the server stops in good order. Raises ServerGone when it ends otherwise and none takes its place."""
@@ -223,10 +227,10 @@ class Learner:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _make_sampler(self, request: Request, owner: Learner | None) -> Sampler:
+    def _make_sampler(self, request: Request) -> Sampler:
         engine, seeds, prefetch = self._engine, self._seeds, self._prefetch
         engine.connection.check_process()
-        sampler = engine.register(lambda ordinal: Sampler(engine, ordinal, request, seeds, prefetch, owner))
+        sampler = engine.register(lambda ordinal: Sampler(engine, ordinal, request, seeds, prefetch))
         self._samplers.append(sampler)
         return sampler
 

@@ -59,12 +59,11 @@ class Counters:
 class Sampler:
     """Batches of one fixed request; made by ``Learner.sampler`` and used by the thread that uses the learner."""
 
-    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int, owner: object) -> None:
+    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int) -> None:
         self.request = request
         self.counters = Counters()
         self._engine = engine
         self._trace = engine.trace
-        self._owner = owner  # a learner that nobody else holds must not end under its sampler
         self._ordinal = ordinal
         self._seeds = seeds
         self._period = prefetch + 1

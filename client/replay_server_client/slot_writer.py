@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from replay_server_protocol.errors import RowsRejected
+from replay_server_protocol.errors import InvalidRequest, RowsRejected
 from replay_server_protocol.messages import SegmentLent
 from replay_server_protocol.moments import Moments, pack_scalars
 from replay_server_protocol.schema import PlacedField, Schema
@@ -255,9 +255,16 @@ class LentSlot:
         self._writer = writer
         self._lanes = lanes
         self._rows: int | None = None
+        self._is_over = False
 
     def __getitem__(self, name: str) -> Array:
+        """The field's column. Raises InvalidRequest after the ``with`` block: the slot is the server's then."""
+        if self._is_over:
+            raise InvalidRequest("this slot was handed over with its with block; lend another with collector.slot()")
         return self._writer.view(name)
+
+    def end(self) -> None:
+        self._is_over = True
 
     def checked_rows(self) -> int:
         """``rows``, which must have been set: a forgotten count would drop rows in silence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from replay_server_client import AttachRefused, Collector, InvalidRequest, Learner, ReplayTimeout, Schema, SchemaMismatch, ServerGone
+from support.reports import wait_report
 from support.servers import ServerProcess
 
 SCHEMA = Schema.of(obs=("float32", 4), action=("float32", 2), reward="float32", stamp="int64", done="bool")
@@ -143,3 +145,11 @@ def _is_ready(learner: Learner) -> bool:
     sampler = next(iter(learner._by_request.values()))
     place = sampler._places[sampler._turn]
     return place.state.value == "ready"
+
+
+def test_a_dropped_learner_ends_also_when_it_had_a_sampler_of_its_own(server: ServerProcess) -> None:
+    learner = Learner.connect(server.name, device="cpu", run_dir=server.run_dir)
+    learner.sampler(3)
+    del learner
+    gc.collect()
+    wait_report(server, lambda report: not report["learners"])

@@ -338,7 +338,9 @@ def test_refusal_reaches_the_caller_as_its_own_class(server: FakeServer, attach:
         attach()
 
 
-@pytest.mark.parametrize("wrong", [{"lanes": 0}, {"lanes": True}, {"linger": -1.0}, {"name": "no/slash"}, {"timeout": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"lanes": 0}, {"lanes": True}, {"linger": -1.0}, {"linger": "x"}, {"name": "no/slash"}, {"name": 3}, {"timeout": -1.0}]
+)
 def test_wrong_arguments_are_refused_before_anything_is_sent(server: FakeServer, attach: Attach, wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         attach(**wrong)
@@ -390,3 +392,15 @@ def test_forked_child_is_refused_and_leaves_the_parents_session_alone(server: Fa
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     assert collector.flush() == 2
     assert server.of(Bye) == []
+
+
+@pytest.mark.parametrize("newer_than", ["1", 1.5, None, True])
+def test_a_version_that_is_no_number_is_refused_before_anything_is_asked(attach: Attach, newer_than: object) -> None:
+    with pytest.raises(InvalidRequest, match="newer_than="):
+        attach().latest("policy", newer_than=newer_than)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", ["2", 1.5, None, True])
+def test_slot_rows_that_are_no_number_are_refused_by_name(attach: Attach, rows: object) -> None:
+    with pytest.raises(RowsRejected, match=r"slot\.rows = "), attach(lanes=1).slot() as slot:
+        slot.rows = rows  # type: ignore[assignment]

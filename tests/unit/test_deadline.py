@@ -42,3 +42,9 @@ def test_none_never_passes(clock: FakeClock) -> None:
 def test_timeout_that_is_no_wait_is_refused_with_its_value(timeout_s: float) -> None:
     with pytest.raises(InvalidRequest, match=f"timeout={timeout_s!r}: seconds, at least 0, or None"):
         Deadline(timeout_s)
+
+
+@pytest.mark.parametrize("timeout", ["1", [1.0], 1j])
+def test_a_timeout_that_is_no_number_is_refused_by_name(timeout: object) -> None:
+    with pytest.raises(InvalidRequest, match="timeout="):
+        Deadline(timeout)  # type: ignore[arg-type]
