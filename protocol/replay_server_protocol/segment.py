@@ -75,6 +75,8 @@ class Segment:
         path = segment_dir() / name
         try:
             fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise
         except OSError as error:
             raise BudgetExceeded(f"segment {name} can't be made in {segment_dir()}: {error.strerror} (see ulimit -n)") from error
         try:
