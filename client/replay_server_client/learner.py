@@ -29,6 +29,34 @@ from replay_server_client.status import query
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerHello:
+    """Makes the HELLO of each attach. Apart from the learner, which its connection must not keep alive."""
+
+    name: str
+    device_uuid: str | None
+    schema: Schema | None
+    run_id: str | None
+
+    def __call__(self, nonce: int) -> Hello:
+        me = ProcessIdentity.current()
+        return Hello(
+            version=PROTOCOL_VERSION,
+            nonce=nonce,
+            role="learner",
+            name=self.name,
+            pid=me.pid,
+            start_ticks=me.start_ticks,
+            pid_namespace=pid_namespace(),
+            run_id=self.run_id,
+            schema=self.schema.to_wire() if self.schema is not None else None,
+            lanes=0,
+            counted=False,
+            rows_lost=0,
+            device_uuid=self.device_uuid,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerStatistics:
     """What a learner has done since it was made. ``late`` batches are among the ``dropped`` ones; ``generations`` counts attaches."""
 
@@ -92,26 +120,7 @@ class Learner:
         if run_id is not None:
             check_name(run_id, "run_id")
         learner_name = check_name(name or _default_name(), "learner name")
-        uuid = device_uuid(check_device(device))
-        process, namespace = ProcessIdentity.current(), pid_namespace()
-
-        def hello(nonce: int) -> Hello:
-            return Hello(
-                version=PROTOCOL_VERSION,
-                nonce=nonce,
-                role="learner",
-                name=learner_name,
-                pid=process.pid,
-                start_ticks=process.start_ticks,
-                pid_namespace=namespace,
-                run_id=run_id,
-                schema=schema.to_wire() if schema is not None else None,
-                lanes=0,
-                counted=False,
-                rows_lost=0,
-                device_uuid=uuid,
-            )
-
+        hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello)
         engine = Engine(connection, device, schema, trace)
         try:
