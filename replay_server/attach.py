@@ -22,21 +22,23 @@ from replay_server_protocol.messages import (
 )
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.segment import Segment, align, segment_name
+from replay_server_protocol.segment import Segment, align, segment_dir, segment_name
 from replay_server_protocol.states import SessionEvent, SessionState
 
 from replay_server.budget import check_slots, free_host_bytes
 from replay_server.config import slot_rows_for
 from replay_server.credit import Credits
+from replay_server.descriptors import check_descriptors
 from replay_server.replay import Phase, Replay, Store
 from replay_server.run_directory import RingHolder
 from replay_server.sessions import CollectorSession, LearnerSession, Session
 from replay_server.storage import PROOF_BYTES
-from replay_server.store import make_store
+from replay_server.store import finite_fields, make_store
 
 log = logging.getLogger("replay_server")
 
 _MEMORY_WAIT_S = 30.0
+_TELL_EVERY_S = 1.0
 
 
 class AttachDesk:
@@ -48,6 +50,8 @@ class AttachDesk:
         self._me = ProcessIdentity.current()
         self._memory_wait_ends_s: float | None = None
         self._pending_schema: Schema | None = None
+        self._tell_refused_at_s = 0.0
+        self._untold = 0
 
     def greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
         """Answers HELLO: a session and what follows for its role, or a typed refusal. A repeated HELLO gets the same answer again."""
@@ -60,7 +64,7 @@ class AttachDesk:
             self._check(hello)
             session = replay.sessions.open(identity, hello, now_s)
         except ReplayError as error:
-            log.info("refused %s %r (pid %d): %s", hello.role, hello.name, hello.pid, error)
+            self._tell_refused(hello, error, now_s)
             replay.control.send(identity, self.refusal(0, "Hello", error))
             return
         if hello.pid_namespace == self._namespace:
@@ -76,6 +80,15 @@ class AttachDesk:
             self._serve_learner(session)
         else:
             session.happen(SessionEvent.MAPPED)
+
+    def _tell_refused(self, hello: Hello, error: ReplayError, now_s: float) -> None:
+        """One line a second: who is refused may ask again at once, for ever, and whoever reads the log may be slow."""
+        if now_s < self._tell_refused_at_s:
+            self._untold += 1
+            return
+        more = f" (and {self._untold} refusals before that)" if self._untold else ""
+        log.info("refused %s %r (pid %d): %s%s", hello.role, hello.name, hello.pid, error, more)
+        self._tell_refused_at_s, self._untold = now_s + _TELL_EVERY_S, 0
 
     def mapped(self, session: CollectorSession) -> None:
         """The collector has its segment: the name goes, so that nothing is left behind whoever dies."""
@@ -116,14 +129,14 @@ class AttachDesk:
     def end(self, session: Session, why: str, *, is_dead: bool = False, is_lost: bool = False) -> None:
         """Ends a session. Its published slots go on to the ring; its leases end now only if its process is dead."""
         replay = self._replay
-        replay.sessions.end(session)
+        replay.sessions.end(session, time.monotonic())
         replay.deaths.unwatch(session.token)
         replay.requests.forget(session.token)
         replay.mailboxes.forget(session.token)
         replay.counters.sessions_lost += is_dead or is_lost
         if is_dead:
             for lease in replay.leases.orphan(session.token):
-                replay.flow.refund(lease.rows)
+                replay.flow.refund(lease.counted_rows)
                 replay.counters.batches_dropped += 1
         if isinstance(session, CollectorSession):
             self.let_go(session)
@@ -200,7 +213,12 @@ class AttachDesk:
             raise InvalidRequest(f"a collector gives its schema and 1 to {2**20} lanes, not {hello.lanes}")
         is_here = hello.pid_namespace == self._namespace
         if is_here and hello.start_ticks and ProcessIdentity.of(hello.pid) != ProcessIdentity(hello.pid, hello.start_ticks):
-            raise AttachRefused(f"process {hello.pid} is not the one that said HELLO (it ended, or its pid is used again)")
+            raise AttachRefused(
+                f"process {hello.pid} is not the one that said HELLO: it ended and its pid is used again, or client and server live in "
+                "two time namespaces (unshare --time); run both in one"
+            )
+        if hello.role != "admin":  # who comes to stop the server may use the reserve
+            check_descriptors()
         if not is_here and hello.device_uuid is not None and hello.pid == os.getpid():
             raise AttachRefused(f"learner and server both have pid {hello.pid}, in two PID namespaces: CUDA IPC refuses that; share one")
 
@@ -282,6 +300,8 @@ class AttachDesk:
                 moments,
                 config.nonfinite,
                 store.plan.layout.link is not None,
+                finite_fields(config, store.schema),
+                config.return_gamma,
             ),
         )
 
@@ -297,6 +317,9 @@ class AttachDesk:
             if different:
                 self.refuse(session, "Hello", SchemaMismatch(f"the learner expects another schema than the ring's: {different}"))
                 return
+        if store.memory.place.segments_unlinked:
+            self.refuse(session, "Hello", AttachRefused(why_unlinked(store)))
+            return
         session.proof_step = 1
         self._write_pattern(session, store)
 
@@ -325,6 +348,7 @@ class AttachDesk:
             store.schema.to_wire(),
             layout.link,
             layout.priority,
+            layout.overlay,
             layout.proof_cell(session.ordinal),
         )
 
@@ -332,3 +356,12 @@ class AttachDesk:
         proved = [learner for learner in self._replay.sessions.of(LearnerSession) if learner.is_proved]
         holders = [RingHolder(s.hello.pid, s.hello.start_ticks, s.name, self._replay.generation) for s in proved]
         self._replay.directory.note_holders([*holders, *self._replay.directory.living_earlier_holders()])
+
+
+def why_unlinked(store: Store) -> str:
+    """For people, of a ring whose name is gone while it is mapped."""
+    return (
+        f"the ring's segment {store.memory.place.handle.decode()} was removed from {segment_dir()} while the server runs: who has mapped it goes "
+        "on, nobody else can map it; restart the server. systemd-logind removes such files when their user logs out (RemoveIPC=yes): serve "
+        "as a system user, or set RemoveIPC=no"
+    )

@@ -10,6 +10,7 @@ from replay_server_protocol.errors import BudgetExceeded, InvalidRequest
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import PAGE_BYTES, align, segment_dir
 
+from replay_server import cgroup
 from replay_server.config import ServerConfig, Size, default_headroom, slot_rows_for
 from replay_server.storage import PROOF_BYTES, PROOF_CELLS, RingLayout
 
@@ -38,14 +39,19 @@ class MemoryPlan:
     def of(cls, config: ServerConfig, schema: Schema, lanes: int, *, is_on_device: bool) -> MemoryPlan:
         """Counts everything; allocates nothing. Raises InvalidRequest when the options don't fit each other."""
         slot_rows = slot_rows_for(config, lanes)
-        row_total = schema.stride + 8 * len(config.columns)
+        overlay_stride = schema.overlay.stride if schema.overlay else 0
+        row_total = schema.stride + 8 * len(config.columns) + overlay_stride
         capacity, headroom = _rows_of(config, slot_rows, row_total)
         if headroom < slot_rows:
             raise InvalidRequest(f"--headroom {headroom:,} is below the {slot_rows:,} rows of a slot: no slot would ever fit")
         if config.learning_starts > capacity:
             raise InvalidRequest(f"--learning-starts {config.learning_starts:,} is above the capacity of {capacity:,} rows")
         layout = RingLayout.of(
-            capacity + headroom, schema.stride, has_link="link" in config.columns, has_priority="priority" in config.columns
+            capacity + headroom,
+            schema.stride,
+            has_link="link" in config.columns,
+            has_priority="priority" in config.columns,
+            overlay_stride=overlay_stride,
         )
         slot_bytes = align(slot_rows * schema.stride)
         return cls(capacity, headroom, layout, schema.row_bytes, slot_rows, slot_bytes, config.depth, config.max_collectors, is_on_device)
@@ -75,8 +81,8 @@ class MemoryPlan:
     def _check_ring(self, usable_bytes: int, where: str, remedy: str) -> None:
         if self.ring_bytes <= usable_bytes:
             return
-        row_total = self.layout.stride + 8 * sum(offset is not None for offset in (self.layout.link, self.layout.priority))
-        beside_rows = PROOF_CELLS * PROOF_BYTES + 2 * PAGE_BYTES  # the proof cells and what alignment may take
+        row_total = self.layout.bytes_per_row
+        beside_rows = row_total + PROOF_CELLS * PROOF_BYTES + 2 * PAGE_BYTES  # spare records, the proof cells and what alignment may take
         fits = max(0, (usable_bytes - beside_rows) // row_total - self.headroom)
         raise BudgetExceeded(
             f"a ring of {self.capacity:,} + {self.headroom:,} rows needs {self.ring_bytes:,} bytes, {max(0, usable_bytes):,} of {where} "
@@ -112,7 +118,8 @@ def check_slots(n_bytes: int, free_host_bytes: int) -> None:
 def free_host_bytes() -> int:
     """What a new segment may take: the least of the file system's room, the system's available memory and the cgroup's."""
     room = os.statvfs(segment_dir())
-    return min(room.f_bavail * room.f_frsize, _available_bytes(), _cgroup_free_bytes())
+    in_group = cgroup.free_memory_bytes()
+    return min(room.f_bavail * room.f_frsize, _available_bytes(), *(() if in_group is None else (in_group,)))
 
 
 def _rows_of(config: ServerConfig, slot_rows: int, row_total: int) -> tuple[int, int]:
@@ -137,12 +144,3 @@ def _available_bytes() -> int:
     except OSError:
         pass
     return 2**62
-
-
-def _cgroup_free_bytes() -> int:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text("ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text("ascii"))
-    except (OSError, ValueError):
-        return 2**62
-    return max(0, int(limit) - used) if limit.isdigit() else 2**62

@@ -1,4 +1,4 @@
-"""The command ``replay-server``: serve, status, set, stop."""
+"""The command ``replay-server``: serve, status, top, set, stop, doctor, export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from replay_server_protocol.errors import InvalidRequest, ReplayError
 
 from replay_server import __version__
 from replay_server.config import ServerConfig
-from replay_server.exit_codes import EXIT_CODES_TEXT, exit_code_of
+from replay_server.exit_codes import EXIT_CODES_TEXT, UNSOUND, exit_code_of
+
+_LONGEST_INTERVAL_S = 86_400
+_SHORTEST_INTERVAL_S = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from replay_server.descriptors import raise_limit
+    from replay_server.log_lines import LogLines
     from replay_server.server import Server
     from replay_server.stop_signals import StopSignals
 
@@ -41,7 +46,8 @@ def _serve(options: argparse.Namespace) -> int:
     config = ServerConfig.from_options(given, options.config)
     if options.dry_run:
         return _print_plan(config)
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", handlers=[LogLines()])
+    raise_limit()
     logging.raiseExceptions = False  # a log pipe may break; the data path goes on
     signals = StopSignals()
     server = Server(config, signals)
@@ -77,6 +83,8 @@ def _status(options: argparse.Namespace) -> int:
     from replay_server.status_text import status_lines
 
     endpoints = Endpoints.resolve(options.name, options.run_dir)
+    if not 0 <= options.interval <= _LONGEST_INTERVAL_S:
+        raise InvalidRequest(f"--interval {options.interval:g}: 0 to {_LONGEST_INTERVAL_S:,} seconds")
     while True:
         found = query(endpoints, options.timeout)
         text = json.dumps(found, indent=None if options.watch else 2) if options.json else "\n".join(status_lines(found))
@@ -88,6 +96,14 @@ def _status(options: argparse.Namespace) -> int:
         time.sleep(max(0.05, options.interval))
 
 
+def _top(options: argparse.Namespace) -> int:
+    from replay_server.top.terminal import run
+
+    if not _SHORTEST_INTERVAL_S <= options.interval <= _LONGEST_INTERVAL_S:
+        raise InvalidRequest(f"--interval {options.interval:g}: {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:,} seconds")
+    return run(Endpoints.resolve(options.name, options.run_dir), options.interval)
+
+
 def _admin(options: argparse.Namespace) -> int:
     from replay_server_client.admin import Admin
 
@@ -96,6 +112,37 @@ def _admin(options: argparse.Namespace) -> int:
             admin.set(options.key, options.value, timeout=options.timeout)
         else:
             admin.stop(timeout=options.timeout)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from replay_server.doctor.examination import as_json, as_lines, examine, has_failures
+    from replay_server.doctor.scene import Scene
+
+    config = ServerConfig(device=options.device)  # checks its form
+    scene = Scene(Endpoints.resolve(options.name, options.run_dir), config.device, limit_s=options.timeout)
+    findings = examine(scene)
+    print(json.dumps(as_json(scene, findings), indent=2) if options.json else "\n".join(as_lines(findings)))
+    return UNSOUND if has_failures(findings) else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from replay_server.stop_signals import StopSignals
+
+    try:
+        from replay_server.export.service import Exporter, run_until_stopped
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"export needs the package {error.name}: pip install 'replay-server[export]'") from error
+
+    endpoints = Endpoints.resolve(options.name, options.run_dir)
+    if not 0.2 <= options.interval <= 60:
+        raise InvalidRequest(f"--interval {options.interval:g}: 0.2 to 60 seconds")
+    if not 0 <= options.port <= 65535:
+        raise InvalidRequest(f"--port {options.port}: 0 to 65535, 0 for one that is free")
+    signals = StopSignals()
+    exporter = Exporter(endpoints, options.host, options.port, interval_s=options.interval, timeout_s=options.timeout)
+    print(f"replay-server: exporting {endpoints.name!r} at {exporter.url}", flush=True)
+    run_until_stopped(exporter, signals)
     return 0
 
 
@@ -125,6 +172,11 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two reports (default: 1)")
     status.set_defaults(run=_status)
 
+    top_help = "watch a running server, also over its restarts, until q or Ctrl-C (both: exit code 0)"
+    top = commands.add_parser("top", allow_abbrev=False, help=top_help, epilog=EXIT_CODES_TEXT, parents=[_server()])
+    top.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two reports (default: 1)")
+    top.set_defaults(run=_top)
+
     set_ = commands.add_parser(
         "set", allow_abbrev=False, help="change samples-per-insert or tolerance of a running server", parents=[_reach()]
     )
@@ -134,15 +186,37 @@ def _parser() -> argparse.ArgumentParser:
 
     stop = commands.add_parser("stop", allow_abbrev=False, help="stop a running server in good order", parents=[_reach()])
     stop.set_defaults(run=_admin, verb="stop")
+
+    doctor_help = "check this machine, and say what to do about each finding"
+    reach = _reach(20.0, "how long one try may take")
+    doctor = commands.add_parser("doctor", allow_abbrev=False, help=doctor_help, epilog=EXIT_CODES_TEXT, parents=[reach])
+    doctor.add_argument("--device", default="auto", help="the device that is meant: auto, cpu, cuda[:N] or mps (default: auto)")
+    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
+    doctor.set_defaults(run=_doctor)
+
+    export_help = "serve metrics for Prometheus, health, the report and a page of charts by HTTP"
+    reach = _reach(2.0, "how long one question to the server may take")
+    export = commands.add_parser("export", allow_abbrev=False, help=export_help, epilog=EXIT_CODES_TEXT, parents=[reach])
+    export.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than loopback let everybody there read (default: 127.0.0.1)"
+    )
+    export.add_argument("--port", type=int, default=9108, help="port to listen on (default: 9108)")
+    export.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two questions to the server (default: 1)")
+    export.set_defaults(run=_export)
     return parser
 
 
-def _reach() -> argparse.ArgumentParser:
-    reach = argparse.ArgumentParser(add_help=False)
-    reach.add_argument("--name", help="the server's name (default: $REPLAY_SERVER_NAME, else default)")
-    reach.add_argument("--run-dir", metavar="DIR", help="its run directory")
-    reach.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long to wait for an answer (default: 5)")
+def _reach(timeout_s: float = 5.0, waits: str = "how long to wait for an answer") -> argparse.ArgumentParser:
+    reach = _server()
+    reach.add_argument("--timeout", type=float, default=timeout_s, metavar="SECONDS", help=f"{waits} (default: {timeout_s:g})")
     return reach
+
+
+def _server() -> argparse.ArgumentParser:
+    server = argparse.ArgumentParser(add_help=False)
+    server.add_argument("--name", help="the server's name (default: $REPLAY_SERVER_NAME, else default)")
+    server.add_argument("--run-dir", metavar="DIR", help="its run directory")
+    return server
 
 
 def _help_of(text: str, default: object) -> str:

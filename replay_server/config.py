@@ -6,11 +6,10 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from replay_server_protocol.endpoints import check_name
-from replay_server_protocol.errors import InvalidRequest, SchemaMismatch
+from replay_server_protocol.errors import InvalidRequest, SchemaMismatch, shown
 from replay_server_protocol.schema import Schema
 
 COLUMNS = ("link", "priority")
@@ -18,6 +17,9 @@ MAX_HEADROOM_ROWS = 131_072
 MIN_AUTO_SLOT_ROWS = 512
 
 _SIZE = re.compile(r"(?i)([0-9][0-9_]*)\s*([KMGT]i?B)")
+_MOST_SCHEMA_BYTES = 1 << 20
+_MOST_CONFIG_BYTES = 1 << 16
+_MOST_DOTS = 100  # of a line before it is parsed: tomllib takes minutes over a key of many parts
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -53,13 +55,18 @@ class ServerConfig:
     samples_per_insert: float | None = _option(None, "rows sampled per row inserted, kept within the tolerance", "R")
     tolerance: int | None = _option(None, "rows by which samples per insert may be off, either side (required with it)", "ROWS")
     columns: tuple[str, ...] = _option((), "side columns kept beside the rows: link, priority", "NAME,…")
-    moments: tuple[str, ...] | None = _option(None, "fields whose running moments are kept (default: the reward)", "FIELD,…")
+    moments: tuple[str, ...] | None = _option(
+        None, "fields whose running moments are kept, `return` for the lanes' discounted return (default: the reward)", "FIELD,…"
+    )
+    return_gamma: float = _option(0.99, "discount of the running return", "GAMMA")
+    finite: tuple[str, ...] | None = _option(None, "fields that are looked at for NaN and infinity (default: the reward)", "FIELD,…")
     nonfinite: Literal["reject", "count", "allow"] = _option(
-        "reject", "what happens to rows whose reward is NaN or infinite", choices=("reject", "count", "allow")
+        "reject", "what happens to rows with NaN or infinity in a field of --finite", choices=("reject", "count", "allow")
     )
     lease: float = _option(0.5, "seconds a learner may hold a window for a gather", "SECONDS")
     mailbox_bytes: int = _option(256 << 20, "memory of all mailboxes together", "SIZE")
     seed: int = _option(0, "seed of all draws, with the learner's own", "N")
+    stall_after: float = _option(10.0, "a wait of so many seconds is told in the log, and again every six times that", "SECONDS")
     trace: str | None = _option(None, "write what the server did and when there at its end, for ui.perfetto.dev", "FILE")
     run_id: str | None = _option(None, "name of the run; clients that give another one are refused", "ID")
     log_level: str = _option("info", "debug, info, warning or error", choices=("debug", "info", "warning", "error"))
@@ -78,10 +85,14 @@ class ServerConfig:
             raise InvalidRequest("--samples-per-insert must be above 0 and needs --tolerance ROWS")
         if self.run_id is not None:
             check_name(self.run_id, "--run-id")
+        if not 0 <= self.return_gamma <= 1:
+            raise InvalidRequest(f"--return-gamma {self.return_gamma:g}: 0 to 1")
         if not 0.001 <= self.lease <= 3600:
             raise InvalidRequest(f"--lease {self.lease:g}: 0.001 to 3600 seconds")
+        if not 0.01 <= self.stall_after <= 86_400:
+            raise InvalidRequest(f"--stall-after {self.stall_after:g}: 0.01 to 86,400 seconds")
         if not -(2**63) <= self.seed < 2**63:
-            raise InvalidRequest(f"--seed {self.seed}: a 64-bit integer")
+            raise InvalidRequest(f"--seed {shown(self.seed)}: a 64-bit integer")
 
     def _check_counts(self) -> None:
         rows = self.capacity if isinstance(self.capacity, int) else None
@@ -97,7 +108,7 @@ class ServerConfig:
             ("mailbox-bytes", self.mailbox_bytes, 0, 2**48),
         ):
             if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"--{option} {value}: {low} to {high} is right")
+                raise InvalidRequest(f"--{option} {shown(value)}: {low} to {high} is right")
         if rows is not None and self.learning_starts > rows:
             raise InvalidRequest(f"--learning-starts {self.learning_starts:,} is above --capacity {rows:,}: learning would never start")
         if self.headroom is not None and self.slot_rows is not None and self.headroom < self.slot_rows:
@@ -112,8 +123,8 @@ class ServerConfig:
         if self.schema is None:
             return None
         try:
-            return Schema.from_wire(json.loads(Path(self.schema).read_text("utf-8")))
-        except (OSError, ValueError) as error:
+            return Schema.from_wire(json.loads(_read(self.schema, _MOST_SCHEMA_BYTES)))
+        except (OSError, ValueError, RecursionError) as error:
             raise SchemaMismatch(f"--schema {self.schema}: {error}") from error
 
     @classmethod
@@ -123,9 +134,9 @@ class ServerConfig:
         known = {f.name for f in fields(cls)}
         parsed: dict[str, Any] = {}
         for name, value in values.items():
-            key = name.replace("-", "_")
+            key = name.replace("-", "_") if isinstance(name, str) else ""
             if key not in known:
-                raise InvalidRequest(f"there is no option {name!r}" + (f" (in {file})" if file and name not in options else ""))
+                raise InvalidRequest(f"there is no option {shown(name)}" + (f" (in {file})" if file and name not in options else ""))
             parsed[key] = _parse(key, value)
         return replace(cls(), **parsed)
 
@@ -159,13 +170,13 @@ def parse_size(text: str) -> int:
 def _parse(key: str, value: object) -> object:
     try:
         return _parse_text(key, value) if isinstance(value, str) else _check_type(key, value)
-    except (ValueError, TypeError) as error:
-        raise InvalidRequest(f"--{key.replace('_', '-')} {value!r}: {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"--{key.replace('_', '-')} {shown(value)}: {error}") from error
 
 
 _INTS = {"headroom", "slot_rows", "depth", "max_collectors", "max_learners", "learning_starts", "tolerance", "seed", "parent_pid"}
-_FLOATS = {"samples_per_insert", "lease", "debug_copy_delay"}
-_LISTS = {"columns", "moments"}
+_FLOATS = {"samples_per_insert", "lease", "return_gamma", "stall_after", "debug_copy_delay"}
+_LISTS = {"columns", "moments", "finite"}
 
 
 def _parse_text(key: str, text: str) -> object:
@@ -192,7 +203,7 @@ def _check_type(key: str, value: object) -> object:
         return tuple(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key in _FLOATS and is_number:
-        return value
+        return float(value)  # type: ignore[arg-type]
     if key in _INTS | {"capacity", "mailbox_bytes"} and is_number and isinstance(value, int):
         return value
     raise TypeError(f"a {'number' if key in _FLOATS | _INTS else 'text'} is right, not {type(value).__name__}")
@@ -200,6 +211,18 @@ def _check_type(key: str, value: object) -> object:
 
 def _read_toml(file: str) -> dict[str, object]:
     try:
-        return tomllib.loads(Path(file).read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = _read(file, _MOST_CONFIG_BYTES)
+        if any(line.count(".") > _MOST_DOTS for line in text.splitlines() if not line.lstrip().startswith("#")):
+            raise ValueError("a key of too many parts")
+        return tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no TOML, no UTF-8, or a number of too many digits
         raise InvalidRequest(f"--config {file}: {error}") from error
+
+
+def _read(file: str, most_bytes: int) -> str:
+    """A text file of at most ``most_bytes``; raises OSError or ValueError."""
+    with open(file, "rb") as opened:
+        content = opened.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"longer than {most_bytes:,} bytes")
+    return content.decode("utf-8")

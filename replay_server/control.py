@@ -7,37 +7,36 @@ import os
 import zmq
 from replay_server_protocol.codec import client_codec, server_codec
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.errors import InvalidRequest, ProtocolViolation
 from replay_server_protocol.messages import MAX_MESSAGE_BYTES, ClientMessage, ServerMessage
+
+_MOST_OTHERS = 64
+_MOST_UNSENT = 1000
 
 
 class ControlSocket:
     """Receives (identity, message) and sends to identities. The kernel tells libzmq the peer's uid; others than ours are turned away."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Endpoints) -> None:
-        self.socket = bind_private(context, zmq.ROUTER, endpoints.control)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoints: Endpoints, depth: int) -> None:
+        """``most_unread`` messages of one peer wait in this process: with MAX_MESSAGE_BYTES what a peer that floods can cost.
+
+        Room for every slot of a collector, published and repeated: libzmq drops what a peer that dies beyond the mark had still sent.
+        """
+        self.most_unread = _MOST_OTHERS + 2 * depth
+        self.socket = bind_private(context, zmq.ROUTER, endpoints.control, MAX_MESSAGE_BYTES, self.most_unread, _MOST_UNSENT)
 
     def receive_nowait(self) -> tuple[bytes, ClientMessage | ProtocolViolation] | None:
         """The next message and who sent it; a malformed one comes as the violation it is. None when none is there."""
-        socket = self.socket
-        try:
-            identity = socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
+        received = receive_nowait(self.socket)
+        if received is None:
             return None
-        packed = socket.recv(zmq.NOBLOCK)  # the frames of a message come all at once, and a peer's message has at least one
+        identity, packed, extra = received
         try:
-            self._check_ends()
+            if extra:
+                raise ProtocolViolation(f"a message is one frame, {extra + 1} came")
             return identity, client_codec.decode(packed)
         except ProtocolViolation as violation:
             return identity, violation
-
-    def _check_ends(self) -> None:
-        extra = 0
-        while self.socket.getsockopt(zmq.RCVMORE):
-            self.socket.recv(zmq.NOBLOCK)
-            extra += 1
-        if extra:
-            raise ProtocolViolation(f"a message is one frame, {extra + 1} came")
 
     def send(self, identity: bytes, message: ServerMessage) -> bool:
         """Queues a message. False when the peer's connection is gone; a peer that doesn't read loses the message (it asks again)."""
@@ -56,17 +55,47 @@ class ControlSocket:
         self.socket.close(linger=200)
 
 
-def bind_private(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
-    """A bound socket that only processes of this uid can use: in a 0700 directory, mode 0600, and filtered by the peer's uid."""
+def receive_nowait(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes, int] | None:
+    """Identity, first frame and the number of frames after it, which are dropped one by one; None when no message is there.
+
+    The frames of a message come all at once, and a peer's message has at least one.
+    """
+    try:
+        identity = socket.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    frame, extra = socket.recv(zmq.NOBLOCK), 0
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(zmq.NOBLOCK)
+        extra += 1
+    return identity, frame, extra
+
+
+def bind_private(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, most_bytes: int, most_unread: int, most_unsent: int
+) -> zmq.Socket[bytes]:
+    """A bound socket that only processes of this uid can use: in a 0700 directory, mode 0600, and filtered by the peer's uid.
+
+    ``most_bytes`` is the largest frame; a peer that sends a larger one is cut off. ``most_unread`` and ``most_unsent`` bound the messages
+    of one peer that wait to be read here and there. A peer beyond the first is not read on until some were taken: its own sends wait.
+    Mandatory routing makes the second a refusal that the sender sees, where a ROUTER would else drop in silence; without handover a
+    second peer of the same identity can't take over the first one's route.
+    """
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
+    socket.setsockopt(zmq.RCVHWM, most_unread)
+    socket.setsockopt(zmq.SNDHWM, most_unsent)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.BACKLOG, 512)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)  # a connection that says nothing costs a descriptor no longer than that
     socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
     before = os.umask(0o177)
     try:
         socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close()
+        raise InvalidRequest(f"{address} can't be bound: {error.strerror}; free space there, or choose another --run-dir") from error
     finally:
         os.umask(before)
     return socket

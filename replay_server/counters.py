@@ -11,9 +11,15 @@ from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.moments import Moments
 from replay_server_protocol.schema import PlacedField
 
+from replay_server.running import Running, finite
+
 _LATENCIES_KEPT = 2048
 _RATE_WINDOW_S = 5.0
 _SCALAR = "<Qdddd"
+_FIRST_BITS, _LAST_BITS = 10, 34
+
+WAIT_BOUNDS_S = tuple(2**bits / 1e9 for bits in range(_FIRST_BITS, _LAST_BITS + 1))
+"""Upper bounds of a latency's buckets: 1.024 µs, doubled up to 17 s; one more bucket holds what took longer."""
 
 
 @dataclass(slots=True)
@@ -39,13 +45,24 @@ class Counters:
 
 
 class Latency:
-    """The last waits of one kind, in ns."""
+    """The last waits of one kind, in ns, and how many of all fell between two powers of two: a bit length is a bucket's number."""
 
     def __init__(self) -> None:
         self._kept: deque[int] = deque(maxlen=_LATENCIES_KEPT)
+        self._of_bits = [0] * 65
+        self._sum_ns = 0
 
     def note(self, waited_ns: int) -> None:
+        """``waited_ns`` is not negative and below 2**64."""
         self._kept.append(waited_ns)
+        self._of_bits[waited_ns.bit_length()] += 1
+        self._sum_ns += waited_ns
+
+    def histogram(self) -> dict[str, object]:
+        """All waits so far: their sum in seconds, and one count for each of WAIT_BOUNDS_S and for what is above."""
+        below, above = self._of_bits[: _FIRST_BITS + 1], self._of_bits[_LAST_BITS + 1 :]
+        counts = [sum(below), *self._of_bits[_FIRST_BITS + 1 : _LAST_BITS + 1], sum(above)]
+        return {"sum_s": self._sum_ns / 1e9, "counts": counts}
 
     def percentiles_us(self) -> dict[str, float | None]:
         """p50 and p99 in microseconds; None before the first."""
@@ -82,7 +99,7 @@ class Tally:
     def __init__(self, field: PlacedField) -> None:
         self.field = field
         self.moments = Moments.empty(field.elements)
-        self._count, self._mean, self._squares, self._low, self._high = 0, 0.0, 0.0, float("inf"), float("-inf")
+        self._scalar = Running()
 
     def check(self, packed: bytes) -> None:
         """Raises ProtocolViolation if ``packed`` can't be moments of this field."""
@@ -94,32 +111,17 @@ class Tally:
             raise ProtocolViolation(f"moments of {self.field.name!r} must be finite, with squares >= 0 and low <= high")
 
     def merge(self, packed: bytes) -> None:
-        """Adds packed moments that passed ``check``; the formula is that of ``Moments.merge``."""
+        """Adds packed moments that passed ``check``."""
         if self.field.elements > 1:
             self.moments.merge(Moments.unpack(packed, self.field.elements))
             return
-        count, mean, squares, low, high = struct.unpack(_SCALAR, packed)
-        if count == 0:
-            return
-        total = self._count + count
-        delta = mean - self._mean
-        self._squares += squares + delta * delta * (self._count * count / total)
-        self._mean += delta * (count / total)
-        self._low, self._high, self._count = min(self._low, low), max(self._high, high), total
+        self._scalar.merge(*struct.unpack(_SCALAR, packed))
 
     def report(self) -> dict[str, object]:
         """count, mean, std, min, max: numbers for a scalar field, lists per element otherwise, null before the first row."""
         if self.field.elements > 1:
             m = self.moments
             values = (m.mean, m.std, m.low, m.high)
-            mean, std, low, high = ([_number(x) for x in part] if m.count else None for part in values)
+            mean, std, low, high = ([finite(x) for x in part] if m.count else None for part in values)
             return {"count": m.count, "mean": mean, "std": std, "min": low, "max": high}
-        if not self._count:
-            return {"count": 0, "mean": None, "std": None, "min": None, "max": None}
-        std_of = _number((self._squares / self._count) ** 0.5)
-        return {"count": self._count, "mean": self._mean, "std": std_of, "min": self._low, "max": self._high}
-
-
-def _number(value: float) -> float | None:
-    """JSON has no infinity: a spread beyond float64 is null."""
-    return float(value) if math.isfinite(value) else None
+        return {"count": self._scalar.count, **self._scalar.report()}

@@ -79,13 +79,21 @@ class CudaRuntime:
         """Comes before anything else that touches a device: the first such call makes a context on the current one."""
         self._call("cudaSetDevice", ordinal)
 
+    def identity(self, ordinal: int) -> tuple[str, str]:
+        """UUID and name of a device; makes no context."""
+        properties = self._call("cudaGetDeviceProperties", ordinal)
+        return str(uuid.UUID(bytes=bytes(properties.uuid.bytes))), properties.name.decode(errors="replace").rstrip("\0")
+
     def device(self, ordinal: int) -> GpuDevice:
         """Describes a device and makes it the current one: asking for its free memory makes a context there (0.3 s)."""
         self.set_device(ordinal)
-        properties = self._call("cudaGetDeviceProperties", ordinal)
+        identity, name = self.identity(ordinal)
         free_bytes, total_bytes = self._call("cudaMemGetInfo")
-        name = properties.name.decode(errors="replace").rstrip("\0")
-        return GpuDevice(ordinal, str(uuid.UUID(bytes=bytes(properties.uuid.bytes))), name, int(free_bytes), int(total_bytes))
+        return GpuDevice(ordinal, identity, name, int(free_bytes), int(total_bytes))
+
+    def versions(self) -> tuple[int, int]:
+        """The newest CUDA the driver can run, and that of the runtime, each as 1000 x major + 10 x minor."""
+        return int(self._call("cudaDriverGetVersion")), int(self._call("cudaRuntimeGetVersion"))
 
     # memory
 
@@ -121,6 +129,15 @@ class CudaRuntime:
         """The 64 bytes by which another process maps the allocation that starts at ``address``."""
         handle = self._call("cudaIpcGetMemHandle", address)
         return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)
+
+    def open_ipc(self, handle: bytes) -> int:
+        """Address here of the allocation that another process made ``handle`` of. The server itself never needs it; the doctor tries it."""
+        wanted = self._api.cudaIpcMemHandle_t()
+        wanted.reserved = handle
+        return int(self._call("cudaIpcOpenMemHandle", wanted, self._api.cudaIpcMemLazyEnablePeerAccess))
+
+    def close_ipc(self, address: int) -> None:
+        self._call("cudaIpcCloseMemHandle", address)
 
     def allocate_pinned(self, n_bytes: int) -> int:
         """Address of ``n_bytes`` of page-locked host memory."""

@@ -30,6 +30,7 @@ from replay_server_protocol.messages import (
     Reason,
     Release,
     Sample,
+    Unused,
 )
 
 from replay_server.attach import AttachDesk
@@ -66,6 +67,7 @@ class Dispatch:
                 Proof: desk.prove,
                 Sample: self._sample,
                 Release: self._release,
+                Unused: self._refund,
                 Cancel: self._cancel,
                 MailPost: self._open_mail,
                 MailWritten: self._finish_mail,
@@ -129,11 +131,25 @@ class Dispatch:
         lease = replay.leases.release(message.lease, session.token)
         if lease is None:
             replay.counters.stale_messages += 1
-        if lease is not None and not message.is_used:
-            replay.flow.refund(lease.rows)
+            lease = replay.leases.take_revoked(message.lease, session.token) if message.is_used else None
+            if lease is not None:  # refunded when it was revoked, and used all the same
+                replay.flow.sample(lease.counted_rows)
+                session.refundable_rows += lease.counted_rows
+        elif message.is_used:
+            session.refundable_rows += lease.counted_rows
+        else:
+            replay.flow.refund(lease.counted_rows)
         if not message.is_used:
             session.dropped += 1
             replay.counters.batches_dropped += 1
+
+    def _refund(self, session: LearnerSession, message: Unused) -> None:
+        """Refunds what this session had, whatever it says: the band holds also beside a learner that miscounts."""
+        rows = min(message.rows, session.refundable_rows)
+        session.refundable_rows -= rows
+        self._replay.flow.refund(rows)
+        session.dropped += 1
+        self._replay.counters.batches_dropped += 1
 
     def _open_mail(self, session: LearnerSession, message: MailPost) -> None:
         segment = self._replay.mailboxes.post(session.token, message)
@@ -175,12 +191,12 @@ class Dispatch:
         try:
             match key.replace("_", "-"):
                 case "samples-per-insert" if value == "none":
-                    flow.set_ratio(None)
+                    self._set_ratio(None)
                 case "samples-per-insert":
                     ratio = float(value)
                     tolerance = flow.tolerance or math.ceil(_USUAL_BATCH_ROWS + ratio * self._largest_slot_rows())
                     self._check_flow(ratio, tolerance)
-                    flow.set_ratio(ratio)
+                    self._set_ratio(ratio)
                     flow.set_tolerance(tolerance)
                 case "tolerance":
                     self._check_flow(flow.samples_per_insert, int(value))
@@ -191,6 +207,13 @@ class Dispatch:
             raise
         except (ValueError, OverflowError) as error:
             raise InvalidRequest(f"set {key} {value!r}: {error}") from error
+
+    def _set_ratio(self, samples_per_insert: float | None) -> None:
+        """What was sampled before counts no more: nor may it be refunded."""
+        self._replay.flow.set_ratio(samples_per_insert)
+        self._replay.leases.count_no_more()
+        for learner in self._replay.sessions.of(LearnerSession):
+            learner.refundable_rows = 0
 
     def _largest_slot_rows(self) -> int:
         return max((collector.slot_rows for collector in self._replay.sessions.of(CollectorSession)), default=MIN_AUTO_SLOT_ROWS)

@@ -19,11 +19,12 @@ from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
 from replay_server_protocol.trace import Trace
 
-from replay_server.counters import Counters, Latency, Tally
+from replay_server.counters import Counters, Latency
 from replay_server.credit import Verdict
-from replay_server.flow import Flow
+from replay_server.flow import Flow, FlowState
 from replay_server.leases import Leases
 from replay_server.links import complete, link_span
+from replay_server.metadata import Metadata, note_nonfinite
 from replay_server.ring import Ring, Span
 from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingLayout, RingMemory, Write
@@ -46,13 +47,14 @@ class Published:
 class Flight:
     """One ticket of the ring's memory: a span whose copies are submitted, or a lone write with what follows it.
 
-    ``submitted_ns`` is kept only for a trace.
+    ``counted``: rows of the span that flow control counts. ``submitted_ns`` is kept only for a trace.
     """
 
     published: Published | None
     span: Span
     then: Callable[[], None] | None = None
     submitted_ns: int = 0
+    counted: int = 0
 
 
 class Ingress:
@@ -65,7 +67,7 @@ class Ingress:
         layout: RingLayout,
         flow: Flow,
         leases: Leases,
-        tallies: list[Tally],
+        metadata: Metadata,
         counters: Counters,
         trace: Trace | None = None,
     ) -> None:
@@ -74,10 +76,11 @@ class Ingress:
         self.layout = layout
         self.flow = flow
         self.leases = leases
-        self.tallies = tallies
+        self.metadata = metadata
         self.counters = counters
         self.trace = trace
         self.commit_latency = Latency()
+        self.slot_wait = Latency()
         self.blocked_since_ns: int | None = None
         self._queue: deque[Published] = deque()
         self._in_flight: deque[Flight] = deque()
@@ -99,6 +102,11 @@ class Ingress:
     def head(self) -> Published | None:
         """What the drain looks at next."""
         return self._queue[0] if self._queue else None
+
+    @property
+    def oldest_copy(self) -> Flight | None:
+        """The first ticket that was not seen complete."""
+        return self._in_flight[0] if self._in_flight else None
 
     def accept(self, collector: CollectorSession, message: Publish, now_ns: int) -> Verdict:
         """Takes a new publish into the queue; repeats and gaps change nothing.
@@ -122,6 +130,7 @@ class Ingress:
         self.counters.rows_rejected += rejected
         self.counters.rows_masked += message.masked
         self.counters.nonfinite_rows += message.nonfinite
+        note_nonfinite(collector, message, now_ns)
         self._queue.append(Published(collector, message, rows, now_ns))
         if wrong:
             raise ProtocolViolation(f"publish {message.number}: {wrong}; its {message.rows} rows are rejected")
@@ -135,6 +144,7 @@ class Ingress:
             if not self._may_go_on(head):
                 break
             self._submit(self._queue.popleft())
+            self.slot_wait.note(now_ns - head.received_ns)
             submitted += 1
         if not self._queue or submitted:
             self.blocked_since_ns = None
@@ -153,6 +163,7 @@ class Ingress:
                 if self.trace is not None:
                     self._trace_copy(self.trace, flight.published.collector, flight)
                 self._commit(flight.published, flight.span, now_ns)
+                self.flow.commit(flight.counted)
                 collector = flight.published.collector
                 credited[collector.token] = collector
             if flight.then is not None:
@@ -164,6 +175,18 @@ class Ingress:
         self.memory.submit((), (Write(offset, content),))
         self._in_flight.append(Flight(None, Span(self.ring.reserved, 0), then))
 
+    def blocked_by(self) -> FlowState | None:
+        """What the slot that stopped the last ``drain`` still waits for; None when nothing waits or the next drain takes it."""
+        head = self.head
+        if head is None or self.blocked_since_ns is None:
+            return None
+        if head.collector.hello.counted and not self.flow.may_insert(head.rows):
+            return FlowState.COLLECTORS_WAIT_FOR_SAMPLES
+        if self._leased_rows(head):
+            return FlowState.COLLECTORS_WAIT_FOR_LEASE
+        is_full = len(self._in_flight) >= _MOST_IN_FLIGHT or self.ring.missing_rows(head.rows, None) > 0
+        return FlowState.COLLECTORS_WAIT_FOR_COPIES if is_full else None
+
     def why_blocked(self) -> str | None:
         """What the head of the queue waits for, in words; None when nothing waits."""
         head = self.head
@@ -173,9 +196,8 @@ class Ingress:
             reason = self.flow.why_not_insert(head.rows)
             if reason:
                 return reason
-        missing = self.ring.missing_rows(head.rows, self.leases.oldest_tail)
-        oldest = self.leases.oldest
-        if missing and oldest is not None and oldest.tail <= self.ring.tail:
+        missing, oldest = self._leased_rows(head), self.leases.oldest
+        if missing and oldest is not None:
             return f"{missing:,} ring rows that lease {oldest.lease} of session {oldest.session} holds from seq {oldest.tail:,}"
         return f"{self.slots_in_flight} copies in flight"
 
@@ -186,14 +208,18 @@ class Ingress:
     def _may_go_on(self, head: Published) -> bool:
         if self.ring.missing_rows(head.rows, self.leases.oldest_tail):
             return False
-        return not head.collector.hello.counted or self.flow.why_not_insert(head.rows) is None
+        return not head.collector.hello.counted or self.flow.may_insert(head.rows)
+
+    def _leased_rows(self, head: Published) -> int:
+        """Ring rows that ``head`` lacks, if a lease holds some of them; 0 where it only waits for copies."""
+        missing = self.ring.missing_rows(head.rows, self.leases.oldest_tail)
+        return missing if missing > self.ring.missing_rows(head.rows, None) else 0
 
     def _submit(self, published: Published) -> None:
         collector, message = published.collector, published.message
         submitted_ns = self.trace.now_ns() if self.trace is not None else 0
         span = self.ring.reserve(published.rows, self.leases.oldest_tail)
-        if collector.hello.counted:
-            self.flow.insert(span.rows)
+        counted = self.flow.insert(span.rows) if collector.hello.counted else 0
         copies = []
         if span.rows and collector.segment is not None:
             stride = self.layout.stride
@@ -203,7 +229,7 @@ class Ingress:
                 source += rows * stride
         self.memory.submit(copies, self._links(collector, message, span) if self.layout.link is not None else ())
         collector.credits.submit(message.slot)
-        self._in_flight.append(Flight(published, span, None, submitted_ns))
+        self._in_flight.append(Flight(published, span, None, submitted_ns, counted))
 
     def _links(self, collector: CollectorSession, message: Publish, span: Span) -> list[Write]:
         """The span's links, then those of the collector's previous span that lead into it: after the rows, before the event."""
@@ -237,8 +263,7 @@ class Ingress:
         collector.last_committed_seq = span.end_seq
         self.counters.rows_committed += span.rows
         if span.rows:
-            for tally, packed in zip(self.tallies, message.moments, strict=False):
-                tally.merge(packed)
+            self.metadata.merge(collector, message)
         self.commit_latency.note(now_ns - published.received_ns)
 
     def _trace_copy(self, trace: Trace, collector: CollectorSession, flight: Flight) -> None:
@@ -249,11 +274,8 @@ class Ingress:
     def _what_is_wrong(self, collector: CollectorSession, message: Publish) -> str | None:
         if message.rows > collector.slot_rows:
             return f"{message.rows} rows don't fit a slot of {collector.slot_rows}"
-        if message.moments and len(message.moments) != len(self.tallies):
-            return f"moments of {len(message.moments)} fields came, {len(self.tallies)} are kept"
         try:
-            for tally, packed in zip(self.tallies, message.moments, strict=False):
-                tally.check(packed)
+            self.metadata.check(message)
             if self.layout.link is not None:
                 link_span(0, message.rows, collector.hello.lanes, message.lanes, self.ring.ring_rows)
         except (ProtocolViolation, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,10 @@ from replay_server_protocol.states import LEASE, LeaseEvent, LeaseState, move
 
 @dataclass(slots=True)
 class Lease:
-    """A hold of ``session`` on the window [tail, committed) until ``deadline_ns``, to gather ``rows`` rows for a request."""
+    """A hold of ``session`` on the window [tail, committed) until ``deadline_ns``, to gather ``rows`` rows for a request.
+
+    ``counted_rows`` of them count as sampled: all, or none since samples per insert were changed.
+    """
 
     lease: int
     session: int
@@ -22,6 +26,10 @@ class Lease:
     opened_ns: int
     deadline_ns: int
     state: LeaseState = LeaseState.OPEN
+    counted_rows: int = 0
+
+
+_REVOKED_KEPT = 1024
 
 
 class Leases:
@@ -30,6 +38,7 @@ class Leases:
     def __init__(self, lease_ns: int) -> None:
         self.lease_ns = lease_ns
         self._open: dict[int, Lease] = {}
+        self._revoked: deque[Lease] = deque(maxlen=_REVOKED_KEPT)
         self._last = 0
 
     def __len__(self) -> int:
@@ -52,9 +61,14 @@ class Leases:
 
     def open(self, session: int, sampler: int, number: int, rows: int, window: tuple[int, int], now_ns: int) -> Lease:
         self._last += 1
-        lease = Lease(self._last, session, sampler, number, rows, *window, now_ns, now_ns + self.lease_ns)
+        lease = Lease(self._last, session, sampler, number, rows, *window, now_ns, now_ns + self.lease_ns, counted_rows=rows)
         self._open[lease.lease] = lease
         return lease
+
+    def count_no_more(self) -> None:
+        """What was granted so far no longer counts as sampled, so there is nothing to refund."""
+        for lease in (*self._open.values(), *self._revoked):
+            lease.counted_rows = 0
 
     def find(self, session: int, sampler: int, number: int) -> Lease | None:
         """The open lease of a request, when its grant must be repeated."""
@@ -71,9 +85,18 @@ class Leases:
             return None
         return self._end(found, LeaseEvent.RELEASE)
 
+    def take_revoked(self, lease: int, session: int) -> Lease | None:
+        """A lease of this session that was revoked lately, once: its batch may have been complete in time, and its release late."""
+        found = next((x for x in self._revoked if (x.lease, x.session) == (lease, session)), None)
+        if found is not None:
+            self._revoked.remove(found)
+        return found
+
     def expire(self, now_ns: int) -> list[Lease]:
         """Ends every lease whose deadline has passed."""
-        return self._end_all(lambda lease: lease.deadline_ns < now_ns, LeaseEvent.DEADLINE)
+        expired = self._end_all(lambda lease: lease.deadline_ns < now_ns, LeaseEvent.DEADLINE)
+        self._revoked.extend(expired)
+        return expired
 
     def orphan(self, session: int) -> list[Lease]:
         """Ends the leases of a process that was seen dead. A session that merely ends keeps its leases to their deadlines."""

@@ -13,6 +13,7 @@ from replay_server_protocol.messages import MailPost
 from replay_server_protocol.segment import Segment, segment_name
 
 _MOST_MAILBOXES = 64
+_MOST_LOANS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,7 @@ class Mailboxes:
         self._run_id = run_id
         self._budget_bytes = budget_bytes
         self._newest: dict[str, Version] = {}
+        self._newest_post: Version | None = None
         self._retired: list[Version] = []
         self._posting: dict[tuple[int, int], Version] = {}
         self._subscribers: dict[str, set[int]] = {}
@@ -45,6 +47,11 @@ class Mailboxes:
     @property
     def versions(self) -> dict[str, int]:
         return {name: version.version for name, version in self._newest.items()}
+
+    def newest_version(self, mailbox: str) -> int | None:
+        """Of this mailbox, or of the newest post if there is no such mailbox; None before the first post."""
+        newest = self._newest.get(mailbox) or self._newest_post
+        return None if newest is None else newest.version
 
     def post(self, session: int, message: MailPost) -> Segment:
         """Makes the segment of a new version, in the place of an unfinished one. Raises BudgetExceeded or InvalidRequest."""
@@ -72,7 +79,7 @@ class Mailboxes:
             raise ProtocolViolation(f"post {number} isn't open")
         before = self._newest.get(version.mailbox)
         version.version = before.version + 1 if before else 1
-        self._newest[version.mailbox] = version
+        self._newest[version.mailbox] = self._newest_post = version
         if before is not None:
             self._retired.append(before)
             self._tidy()
@@ -84,7 +91,7 @@ class Mailboxes:
     def lend(self, session: int, mailbox: str, newer_than: int) -> Version | None:
         """The newest version if there is one after ``newer_than``; the session reads it until ``give_back``.
 
-        Raises InvalidRequest when the session asks for more names than there can be mailboxes.
+        Raises InvalidRequest when the session asks for more names than there can be mailboxes, or never gives anything back.
         """
         asked = sum(session in subscribers for subscribers in self._subscribers.values())
         if session not in self.subscribers(mailbox) and asked >= _MOST_MAILBOXES:
@@ -93,6 +100,8 @@ class Mailboxes:
         newest = self._newest.get(mailbox)
         if newest is None or newest.version <= newer_than:
             return None
+        if newest.readers.count(session) >= _MOST_LOANS:
+            raise InvalidRequest(f"mailbox {mailbox!r}: this client holds version {newest.version} {_MOST_LOANS} times; give it back first")
         newest.readers.append(session)
         return newest
 

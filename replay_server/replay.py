@@ -14,7 +14,8 @@ from replay_server.budget import MemoryPlan
 from replay_server.config import ServerConfig
 from replay_server.control import ControlSocket
 from replay_server.counters import Counters, Latency, Rates, Tally
-from replay_server.flow import Flow
+from replay_server.flow import Flow, FlowState
+from replay_server.flow_clock import FlowClock
 from replay_server.ingress import Ingress
 from replay_server.leases import Leases
 from replay_server.liveness import DeathWatch
@@ -65,6 +66,7 @@ class Replay:
     control: ControlSocket
     sessions: Sessions
     flow: Flow
+    flow_clock: FlowClock
     leases: Leases
     mailboxes: Mailboxes
     deaths: DeathWatch
@@ -85,9 +87,10 @@ class Replay:
             config=config,
             directory=directory,
             device=device,
-            control=ControlSocket(context, directory.endpoints),
+            control=ControlSocket(context, directory.endpoints, config.depth),
             sessions=Sessions(config.max_collectors, config.max_learners),
             flow=Flow(config.learning_starts, config.samples_per_insert, config.tolerance or 0),
+            flow_clock=FlowClock(FlowState, FlowState.WAITING_FOR_SCHEMA, round(now_s * 1e9)),
             leases=Leases(config.lease_ns),
             mailboxes=Mailboxes(directory.run_id, config.mailbox_bytes),
             deaths=DeathWatch(),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from replay_server_protocol.errors import InvalidRequest
 from replay_server_protocol.messages import Grant, Sample
 
-from replay_server.flow import Flow
+from replay_server.flow import Flow, FlowState
 from replay_server.leases import Lease, Leases
 from replay_server.ring import Ring
 from replay_server.sessions import LearnerSession
@@ -42,6 +42,14 @@ def grant_of(lease: Lease, request: Sample) -> Grant:
     return Grant(request.session, request.generation, lease.sampler, lease.number, lease.lease, tail, lease.committed, lease.deadline_ns)
 
 
+def _waits_for(waiting: Waiting, ring: Ring, flow: Flow, leases: Leases) -> FlowState | None:
+    message = waiting.message
+    state = flow.sample_waits_for(message.rows, ring.committed, message.min_committed)
+    if state is None and leases.count_of(waiting.learner.token) >= _MOST_LEASES:
+        return FlowState.LEARNERS_WAIT_FOR_RELEASE
+    return state
+
+
 class Requests:
     """The waiting requests of all learners, by (session, sampler, number)."""
 
@@ -69,6 +77,23 @@ class Requests:
             raise InvalidRequest(f"{_MOST_WAITING} requests of this learner wait already; ask again when one is granted")
         self._waiting[key] = Waiting(learner, message, now_ns)
 
+    def oldest_of_each(self) -> list[Waiting]:
+        """The oldest request of every learner that waits."""
+        oldest: dict[int, Waiting] = {}
+        for (owner, _, _), waiting in self._waiting.items():
+            oldest.setdefault(owner, waiting)
+        return list(oldest.values())
+
+    @property
+    def oldest(self) -> Waiting | None:
+        """The request that was asked first."""
+        return next(iter(self._waiting.values()), None)
+
+    def blocked_by(self, ring: Ring, flow: Flow, leases: Leases) -> FlowState | None:
+        """What the oldest request waits for; None when there is none or the next ``grant`` meets it."""
+        oldest = self.oldest
+        return None if oldest is None else _waits_for(oldest, ring, flow, leases)
+
     def cancel(self, session: int, sampler: int, number: int) -> None:
         self._waiting.pop((session, sampler, number), None)
 
@@ -82,9 +107,7 @@ class Requests:
         granted = []
         for key, waiting in list(self._waiting.items()):
             message = waiting.message
-            if flow.why_not_sample(message.rows, ring.committed, message.min_committed) is not None:
-                continue
-            if leases.count_of(waiting.learner.token) >= _MOST_LEASES:
+            if _waits_for(waiting, ring, flow, leases) is not None:
                 continue
             del self._waiting[key]
             window = (ring.tail, ring.committed)

@@ -55,16 +55,20 @@ class RunDirectory:
         """
         is_made_here = _make_private(endpoints)
         fd = _lock(endpoints)
-        last = _read_json(endpoints.lock_path)
+        last = read_record(endpoints.lock_path)
         claimed = cls(endpoints, fd, max(int(time.time() * 1000), _int(last.get("generation")) + 1), is_made_here)
         last_run = last.get("run_id")
         if isinstance(last_run, str) and last_run.isalnum():
             claimed.swept = sweep_segments(last_run)
-        claimed.earlier_holders = [holder for holder in _read_holders(endpoints) if holder.is_alive()]
+        claimed.earlier_holders = [holder for holder in read_holders(endpoints) if holder.is_alive()]
         me = ProcessIdentity.current()
         entry = {"pid": me.pid, "start_ticks": me.start_ticks, "run_id": claimed.run_id, "generation": claimed.generation}
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(entry).encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(entry).encode(), 0)
+        except OSError as error:
+            claimed.release()
+            raise _no_lock(endpoints, error) from error
         return claimed
 
     def living_earlier_holders(self) -> list[RingHolder]:
@@ -118,12 +122,15 @@ def _check_private(run_dir: Path) -> None:
 
 def _lock(endpoints: Endpoints) -> int:
     while True:
-        fd = os.open(endpoints.lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(endpoints.lock_path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _no_lock(endpoints, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            holder = _read_json(endpoints.lock_path).get("pid", "unknown")
+            holder = read_record(endpoints.lock_path).get("pid", "unknown")
             raise AlreadyServing(
                 f"server {endpoints.name!r} (pid {holder}) already serves in {endpoints.run_dir}; stop it, or choose another --name"
             ) from None
@@ -133,7 +140,12 @@ def _lock(endpoints: Endpoints) -> int:
         os.close(fd)  # its last holder removed the file between our open and our lock: take the new one
 
 
-def _read_json(path: os.PathLike[str]) -> dict[str, object]:
+def _no_lock(endpoints: Endpoints, error: OSError) -> InvalidRequest:
+    return InvalidRequest(f"lock {endpoints.lock_path} can't be written: {error.strerror}; free space there, or choose another --run-dir")
+
+
+def read_record(path: os.PathLike[str]) -> dict[str, object]:
+    """What a lock file says of its holder: pid, start_ticks, run_id, generation; empty when it says nothing."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.loads(file.read(65536))
@@ -142,7 +154,8 @@ def _read_json(path: os.PathLike[str]) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_holders(endpoints: Endpoints) -> list[RingHolder]:
+def read_holders(endpoints: Endpoints) -> list[RingHolder]:
+    """The learners that mapped a ring of this name, as its last server wrote them down; some may be gone."""
     try:
         found = json.loads(endpoints.learners_path.read_text("utf-8"))
         return [RingHolder(int(x["pid"]), int(x["start_ticks"]), str(x["name"]), int(x["generation"])) for x in found]

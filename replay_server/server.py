@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import time
 
@@ -14,17 +16,22 @@ from replay_server_protocol.process import ProcessIdentity, spin_s
 from replay_server_protocol.states import SessionEvent, SessionState
 from replay_server_protocol.trace import check_writable
 
-from replay_server.attach import AttachDesk
+from replay_server.attach import AttachDesk, why_unlinked
 from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
+from replay_server.descriptors import require_descriptors
 from replay_server.dispatch import Dispatch
+from replay_server.explain import flow_state, stalls
+from replay_server.leases import Lease
 from replay_server.replay import Phase, Replay
 from replay_server.requests import grant_of
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
+from replay_server.stall_log import Repeats, StallLog
 from replay_server.status import StatusSocket
 from replay_server.stop_signals import StopSignals
 from replay_server.store import choose_device
+from replay_server.supervisor import Supervisor
 
 log = logging.getLogger("replay_server")
 
@@ -33,8 +40,13 @@ _TEND_EVERY_S = 0.1
 _BURY_EVERY_S = 0.002
 _BURY_WITHIN_S = 1.0
 _MESSAGES_A_TURN = 512
+_RECEIVE_WITHIN_S = 0.002
+_FLOODED_NS = 10**9
+_MOST_STRANGERS = 64
 _PARENT_TOKEN = 0
 _LOOP = "loop"
+_LOOK_FOR_STALLS_EVERY_S = 1.0
+_TELL_REVOKED_NS = 60 * 10**9
 
 
 class Server:
@@ -42,24 +54,34 @@ class Server:
 
     def __init__(self, config: ServerConfig, signals: StopSignals | None = None) -> None:
         """Claims, binds and, with a schema, allocates; ``signals`` stop it in good order, a second one at once."""
+        require_descriptors()
         if config.trace is not None:
             check_writable(config.trace)
         device = choose_device(config)
         schema = config.load_schema()
         self._directory = RunDirectory.claim(Endpoints.resolve(config.name, config.run_dir))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.replay = Replay.build(config, self._directory, device, self._context, time.monotonic())
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._directory.release)
+            self.replay = Replay.build(config, self._directory, device, self._context, time.monotonic())
+            self._status = StatusSocket(self._context, self.replay)
+            undo.pop_all()
         self._desk = AttachDesk(self.replay)
         self._dispatch = Dispatch(self.replay, self._desk, self.stop)
-        self._status = StatusSocket(self._context, self.replay)
         self._signals = signals
+        self._supervisor = Supervisor.of(os.environ if config.parent_pid is None else {})  # a spawned server doesn't speak for its parent
         self._closing_until_s: float | None = None
         self._tend_at_s = 0.0
+        self._stall_log = StallLog(round(config.stall_after * 1e9))
+        self._stalls_at_s = 0.0
+        self._is_unlinked_told = False
+        self._revocations = Repeats(_TELL_REVOKED_NS)
         self._dying: dict[int, float] = {}  # sessions of dead processes, and until when their last messages are waited for
         self._made_progress = True
         self._spin_s = spin_s()
         self._spin_until_s = 0.0
         self._is_read_empty = False
+        self._is_status_asked = False
         try:
             self._poller = self._make_poller()
             if schema is not None:
@@ -85,7 +107,8 @@ class Server:
             self._commit()
             self._grant()
             self._revoke()
-            self._made_progress |= self._status.answer_nowait(is_busy=self._made_progress)
+            self.replay.flow_clock.tell(flow_state(self.replay), time.monotonic_ns())
+            self._made_progress |= self._status.answer_nowait(is_busy=not self._is_status_asked)
             self._tend()
 
     def stop(self) -> None:
@@ -95,6 +118,7 @@ class Server:
             return
         self._closing_until_s = time.monotonic() + CLOSING_GRACE_S
         self.replay.phase = Phase.CLOSING
+        self._supervisor.stopping()
         log.info("closing: %d sessions have %.0f s to detach", len(self.replay.sessions), CLOSING_GRACE_S)
         for session in self.replay.sessions:
             self.replay.send(session, Closing(session.token, self.replay.generation, round(CLOSING_GRACE_S * 1e9)))
@@ -150,6 +174,7 @@ class Server:
         """Sleeps until a socket, a death, a signal or a timer, unless something got done just now or copies are in flight."""
         store = self.replay.store
         now_s = time.monotonic()
+        self._is_status_asked = False
         if self._made_progress:
             self._made_progress = False
             self._spin_until_s = now_s + self._spin_s
@@ -167,20 +192,31 @@ class Server:
         self._poller.modify(self._status.socket, zmq.POLLIN if self._status.rest_until_s <= now_s else 0)
         left_s = max(0.0, until_s - now_s)
         ready = dict(self._poller.poll(int(left_s * 1000) + 1))
+        self._is_status_asked = self._status.socket in ready
         if self.replay.deaths.fileno() in ready:
             self._tend_at_s = 0.0
 
     def _receive(self) -> None:
-        """Takes what has come, up to a limit, so that a flood can't keep the rest of the loop from its turn."""
+        """Takes what has come, up to a limit, so that a flood can't keep the rest of the loop from its turn. Peers take turns."""
+        self._take_what_came(_MESSAGES_A_TURN, time.monotonic() + _RECEIVE_WITHIN_S)
+
+    def _receive_all(self) -> None:
+        """Reads the socket empty; under a flood, which never lets it be, so often that each peer's turn has come for all it had sent."""
+        self._take_what_came(self.replay.control.most_unread * (len(self.replay.sessions) + _MOST_STRANGERS), math.inf)
+
+    def _take_what_came(self, most: int, until_s: float) -> None:
         control = self.replay.control
         now_s = time.monotonic()
-        for _ in range(_MESSAGES_A_TURN):
+        for _ in range(most):
             received = control.receive_nowait()
             if received is None:
                 self._is_read_empty = True
                 return
             self._made_progress = True
             self._take(*received, now_s)
+            now_s = time.monotonic()
+            if now_s >= until_s:
+                break
         self._is_read_empty = False
 
     def _take(self, identity: bytes, message: ClientMessage | ProtocolViolation, now_s: float) -> None:
@@ -247,19 +283,41 @@ class Server:
             self._trace("grant", now_ns, leases=len(grants), committed=replay.store.ring.committed)
 
     def _revoke(self) -> None:
-        """Ends leases whose deadline has passed, after the socket was read empty: a release that has come counts."""
+        """Ends leases whose deadline has passed, after the socket was read empty: a release that has come counts.
+
+        A flood, under which it never is, puts that off no longer than _FLOODED_NS: a lease would hold its rows for ever.
+        """
         deadline_ns = self.replay.leases.next_deadline_ns
         now_ns = time.monotonic_ns()
-        if deadline_ns is None or deadline_ns >= now_ns or not self._is_read_empty:
+        if deadline_ns is None or deadline_ns >= now_ns or not (self._is_read_empty or now_ns - deadline_ns > _FLOODED_NS):
             return
         expired = self.replay.leases.expire(now_ns)
         for lease in expired:
             self._made_progress = True
-            self.replay.flow.refund(lease.rows)
+            self.replay.flow.refund(lease.counted_rows)
             self.replay.counters.leases_revoked += 1
-            log.warning("revoked lease %d of session %d after %.0f ms", lease.lease, lease.session, (now_ns - lease.opened_ns) / 1e6)
+            self._tell_revoked(lease, now_ns)
         if expired:
             self._trace("revoke", now_ns, leases=len(expired))
+
+    def _tell_revoked(self, lease: Lease, now_ns: int) -> None:
+        """At once the first time, then once a minute for each learner: one whose gathers are slow loses two a second."""
+        times = self._revocations.note(lease.session, now_ns)
+        if times is None:
+            return
+        learner = self.replay.sessions.find(lease.session)
+        silent_s = time.monotonic() - learner.heard_s if learner is not None else 0.0
+        log.warning(
+            "revoked lease %d of %s, and %d before it that were not told: it held seq %d to %d for %.0f ms (--lease) and was heard last "
+            "%.1f s ago; its gather is too slow for its lease, or it is stopped",
+            lease.lease,
+            learner or f"session {lease.session}, which has ended",
+            times - 1,
+            lease.tail,
+            lease.committed,
+            (now_ns - lease.opened_ns) / 1e6,
+            silent_s,
+        )
 
     def _trace(self, verb: str, begin_ns: int, **args: int) -> None:
         trace = self.replay.trace
@@ -277,8 +335,22 @@ class Server:
             self._probe(session, now_s)
         if self.replay.phase is Phase.WAITING_FOR_MEMORY:
             self._desk.retry_memory()
+        if now_s >= self._stalls_at_s:
+            self._stalls_at_s = now_s + min(_LOOK_FOR_STALLS_EVERY_S, self.replay.config.stall_after)
+            for line in self._stall_log.tell(stalls(self.replay, self._desk.why_no_ring), time.monotonic_ns()):
+                log.warning("%s", line)
+        self._tell_unlinked()
         counters = self.replay.counters
         self.replay.rates.note(now_s, counters.rows_committed, counters.batches_granted)
+        phase = self.replay.phase
+        self._supervisor.tell(phase.value, now_s, is_ready=phase in (Phase.SERVING, Phase.WAITING_FOR_SCHEMA))
+
+    def _tell_unlinked(self) -> None:
+        """Once, when somebody has removed the ring's name."""
+        store = self.replay.store
+        if store is not None and not self._is_unlinked_told and store.memory.place.segments_unlinked:
+            self._is_unlinked_told = True
+            log.error("%s", why_unlinked(store))
 
     def _bury_the_dead(self, now_s: float) -> None:
         """Ends the sessions of dead processes, after all they published was read: what they published before they died counts.
@@ -298,9 +370,7 @@ class Server:
         dying = [session for session in self.replay.sessions if session.token in self._dying]
         gone = [s for s in dying if now_s >= self._dying[s.token] or not self.replay.send(s, Ping(s.token, self.replay.generation))]
         if gone:
-            self._is_read_empty = False
-            while not self._is_read_empty:
-                self._receive()
+            self._receive_all()
         for session in gone:
             if session.state is not SessionState.ENDED:  # its BYE may have been among the last messages
                 self._desk.end(session, "its process has died", is_dead=True)

@@ -18,6 +18,7 @@ from replay_server_protocol.segment import Segment
 from replay_server_protocol.states import SESSION, SessionEvent, SessionState, move
 
 from replay_server.credit import Credits
+from replay_server.episodes import EpisodeTally
 from replay_server.links import LinkedSpan
 
 GONE_AFTER_S = 10.0
@@ -52,6 +53,14 @@ class Session:
         return f"{self.hello.role} {self.name!r} (pid {self.hello.pid})"
 
 
+@dataclass(frozen=True, slots=True)
+class NonfiniteRow:
+    """Where a collector saw NaN or infinity: ``row`` is its number among the rows placed in its session, from 0."""
+
+    field: str
+    row: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class CollectorSession(Session):
     """A collector: its slots, its publishes and their sums. The segment is set when the ring exists."""
@@ -67,6 +76,9 @@ class CollectorSession(Session):
     rejected_rows: int = 0
     masked_rows: int = 0
     nonfinite_rows: int = 0
+    nonfinite: NonfiniteRow | None = None  # the last one told of
+    tell_nonfinite_at_ns: int = 0  # no log line before that
+    episodes: EpisodeTally = field(default_factory=EpisodeTally)
     last_committed_seq: int = 0
     previous: LinkedSpan | None = None
 
@@ -80,6 +92,7 @@ class LearnerSession(Session):
     batches: int = 0
     rows: int = 0
     dropped: int = 0
+    refundable_rows: int = 0  # released as used and not said to be unused since
     largest_batch_rows: int = 0
 
     @property
@@ -97,6 +110,7 @@ class Sessions:
         self._limits = {"collector": max_collectors, "learner": max_learners, "admin": 16}
         self._by_token: dict[int, Session] = {}
         self._opened = dict.fromkeys(self._limits, 0)
+        self._last_ended: dict[str, tuple[Session, float]] = {}
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_token.values()))
@@ -111,6 +125,14 @@ class Sessions:
         """The session of a message, if it came by that session's own connection."""
         session = self._by_token.get(token)
         return session if session is not None and session.identity == identity else None
+
+    def find(self, token: int) -> Session | None:
+        """The living session of this token."""
+        return self._by_token.get(token)
+
+    def last_ended(self, role: str) -> tuple[Session, float] | None:
+        """The session of that role that ended last, and when; None before the first."""
+        return self._last_ended.get(role)
 
     def by_nonce(self, nonce: int, identity: bytes) -> Session | None:
         """The session a repeated HELLO has already opened."""
@@ -129,6 +151,7 @@ class Sessions:
         self._by_token[token] = session
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: Session, now_s: float) -> None:
         session.happen(SessionEvent.END)
         del self._by_token[session.token]
+        self._last_ended[session.hello.role] = (session, now_s)

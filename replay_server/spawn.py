@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from replay_server_protocol.endpoints import NAME_VARIABLE, RUN_DIR_VARIABLE, Endpoints
-from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone
+from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
 
 from replay_server.config import ServerConfig
 from replay_server.exit_codes import error_of
@@ -43,10 +44,13 @@ class ReplayServer:
 
         Raises the typed error the server ended with (InvalidRequest, BudgetExceeded, DeviceError …) or ReplayTimeout.
         """
-        texts = {key: _text(value) for key, value in options.items() if value is not None}
+        if not (isinstance(timeout, Real) and timeout >= 0):
+            raise InvalidRequest(f"timeout={shown(timeout)}: seconds, at least 0")
+        texts = {key: _text(key, value) for key, value in options.items() if value is not None}
         ServerConfig.from_options(dict(texts))
         own_dir = None if run_dir is not None else Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}"  # the server makes it
-        endpoints = Endpoints.resolve(name or f"spawned-{os.getpid()}-{secrets.token_hex(3)}", run_dir or own_dir)
+        own_name = f"spawned-{os.getpid()}-{secrets.token_hex(3)}" if name is None else name
+        endpoints = Endpoints.resolve(own_name, own_dir if run_dir is None else run_dir)
         command = [sys.executable, "-m", "replay_server", "serve", "--parent-pid", str(os.getpid())]
         command += ["--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
         for key, text in texts.items():
@@ -123,12 +127,15 @@ class ReplayServer:
         raise error_of(self._process.returncode, _last_line(log).removeprefix("replay-server: "))
 
 
-def _text(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ",".join(str(part) for part in value)
+def _text(option: str, value: object) -> str:
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return ",".join(value)
     if isinstance(value, str | int | float | os.PathLike) and not isinstance(value, bool):
-        return str(value)
-    raise InvalidRequest(f"option value {value!r}: a text, a number or a list of texts")
+        with contextlib.suppress(ValueError):  # an integer of more digits than Python prints
+            text = str(value)
+            if "\0" not in text:  # no argument of a command holds one
+                return text
+    raise InvalidRequest(f"{option}={shown(value)}: a text, a number or a list of texts")
 
 
 def _last_line(log: IO[bytes]) -> str:

@@ -10,22 +10,26 @@ from dataclasses import asdict
 
 import zmq
 
-from replay_server.control import bind_private
-from replay_server.explain import why_no_credit, why_no_grant
-from replay_server.replay import Phase, Replay, Store
+from replay_server.control import bind_private, receive_nowait
+from replay_server.counters import Latency
+from replay_server.explain import Look, flow_state
+from replay_server.replay import Replay, Store
 from replay_server.sessions import CollectorSession, LearnerSession
 
 REPORT_VERSION = 1
 _SHARE_OF_TIME = 20
 _LOOK_EVERY_S = 0.003
+_MOST_BYTES = 1024
+_MOST_UNREAD = 16
+_MOST_UNSENT = 4
+"""Reports that a client doesn't read are some 10 KB each: the fifth is dropped."""
 
 
 class StatusSocket:
     """Answers the one-frame request ``status`` with the report as JSON."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], replay: Replay) -> None:
-        self.socket = bind_private(context, zmq.ROUTER, replay.directory.endpoints.status)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, 1024)
+        self.socket = bind_private(context, zmq.ROUTER, replay.directory.endpoints.status, _MOST_BYTES, _MOST_UNREAD, _MOST_UNSENT)
         self._replay = replay
         self._rest_until_s = 0.0
         self._look_at_s = 0.0
@@ -33,20 +37,22 @@ class StatusSocket:
     def answer_nowait(self, *, is_busy: bool) -> bool:
         """Answers at most one request; after the time an answer took, rests twenty times as long. True if there may be more to do.
 
+        That time is this thread's own: on a busy machine an answer that was interrupted would silence the socket for seconds.
         A loop that ``is_busy`` looks only every few milliseconds: an empty look costs as much as a tenth of a slot.
         """
         now_s = time.monotonic()
         if now_s < self._rest_until_s or (is_busy and now_s < self._look_at_s):
             return False
         self._look_at_s = now_s + _LOOK_EVERY_S
-        try:
-            frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
+        received = receive_nowait(self.socket)
+        if received is None:
             return False
-        if len(frames) == 2 and frames[1] == b"status":
+        began_s = time.thread_time()
+        identity, request, extra = received
+        if request == b"status" and not extra:
             with contextlib.suppress(zmq.ZMQError):  # it has gone, or never reads: its loss
-                self.socket.send_multipart((frames[0], json.dumps(report(self._replay)).encode()), zmq.NOBLOCK)
-        self._rest_until_s = time.monotonic() + _SHARE_OF_TIME * (time.monotonic() - now_s)
+                self.socket.send_multipart((identity, json.dumps(report(self._replay)).encode()), zmq.NOBLOCK)
+        self._rest_until_s = time.monotonic() + _SHARE_OF_TIME * (time.thread_time() - began_s)
         return True
 
     @property
@@ -61,6 +67,7 @@ class StatusSocket:
 def report(replay: Replay) -> dict[str, object]:
     """The status report; status_report.schema.json describes it."""
     store = replay.store
+    look = Look(replay, store) if store else None
     rows_per_s, batches_per_s = replay.rates.per_second()
     nothing = {"p50": None, "p99": None}
     return {
@@ -75,9 +82,9 @@ def report(replay: Replay) -> dict[str, object]:
         "schema": None if store is None else _schema(store),
         "ring": None if store is None else _ring(store),
         "ingress": _ingress(replay, store),
-        "collectors": [_collector(session, store) for session in replay.sessions.of(CollectorSession)],
-        "learners": [_learner(session, replay) for session in replay.sessions.of(LearnerSession)],
-        "flow": _flow(replay),
+        "collectors": [_collector(session, store, look) for session in replay.sessions.of(CollectorSession)],
+        "learners": [_learner(session, replay, look) for session in replay.sessions.of(LearnerSession)],
+        "flow": _flow(replay, look),
         "rates": {
             "rows_per_s": rows_per_s,
             "bytes_per_s": rows_per_s * (store.schema.stride if store else 0),
@@ -87,7 +94,14 @@ def report(replay: Replay) -> dict[str, object]:
             "commit_us": store.ingress.commit_latency.percentiles_us() if store else nothing,
             "grant_us": replay.grant_latency.percentiles_us(),
         },
+        "histograms": {
+            "commit": (store.ingress.commit_latency if store else Latency()).histogram(),
+            "slot_wait": (store.ingress.slot_wait if store else Latency()).histogram(),
+            "grant": replay.grant_latency.histogram(),
+        },
         "moments": {} if store is None else {tally.field.name: tally.report() for tally in store.tallies},
+        "episodes": store.ingress.metadata.episodes.report() if store and store.ingress.metadata.notes.has_episodes else None,
+        "staleness": store.ingress.metadata.staleness.report() if store and store.ingress.metadata.notes.has_versions else None,
         "mailboxes": {"host_bytes": replay.mailboxes.host_bytes, "versions": replay.mailboxes.versions},
         "counters": {
             **asdict(replay.counters),
@@ -122,7 +136,8 @@ def _ring(store: Store) -> dict[str, object]:
         "device_bytes": store.memory.device_bytes,
         "host_bytes": store.memory.host_bytes,
         "storage": store.memory.place.storage,
-        "columns": [name for name, offset in (("link", layout.link), ("priority", layout.priority)) if offset is not None],
+        "columns": list(layout.columns),
+        "segments_unlinked": store.memory.place.segments_unlinked,
     }
 
 
@@ -139,8 +154,8 @@ def _ingress(replay: Replay, store: Store | None) -> dict[str, object]:
     }
 
 
-def _collector(session: CollectorSession, store: Store | None) -> dict[str, object]:
-    waiting_on = why_no_credit(session, store) if store else "ring"
+def _collector(session: CollectorSession, store: Store | None, look: Look | None) -> dict[str, object]:
+    waiting_on = look.why_no_credit(session) if look else "ring"
     since_ns = store.ingress.blocked_since_ns if store and waiting_on else None
     return {
         "name": session.name,
@@ -156,12 +171,14 @@ def _collector(session: CollectorSession, store: Store | None) -> dict[str, obje
         "rejected_rows": session.rejected_rows,
         "masked_rows": session.masked_rows,
         "nonfinite_rows": session.nonfinite_rows,
+        "last_nonfinite": asdict(session.nonfinite) if session.nonfinite else None,
+        "episodes": session.episodes.report() if store and store.ingress.metadata.notes.has_episodes else None,
         "waiting_on": waiting_on,
         "waiting_s": (time.monotonic_ns() - since_ns) / 1e9 if since_ns is not None else 0.0,
     }
 
 
-def _learner(session: LearnerSession, replay: Replay) -> dict[str, object]:
+def _learner(session: LearnerSession, replay: Replay, look: Look | None) -> dict[str, object]:
     waiting = replay.requests.of(session.token)
     return {
         "name": session.name,
@@ -173,34 +190,28 @@ def _learner(session: LearnerSession, replay: Replay) -> dict[str, object]:
         "rows": session.rows,
         "batch_bytes": session.largest_batch_rows * (replay.store.schema.stride if replay.store else 0),
         "dropped": session.dropped,
-        "waiting_on": why_no_grant(replay, session, replay.store) if replay.store else "ring",
+        "waiting_on": look.why_no_grant(session) if look else "ring",
         "waiting_s": (time.monotonic_ns() - waiting[0].asked_ns) / 1e9 if waiting else 0.0,
     }
 
 
-def _flow(replay: Replay) -> dict[str, object]:
-    """Who is held up, and by what: the drain's head first, then the oldest request."""
-    flow, store = replay.flow, replay.store
-    state, side, reason = "running", None, None
-    blocked = store.ingress.why_blocked() if store else None
-    waiting = [w for learner in replay.sessions.of(LearnerSession) for w in replay.requests.of(learner.token)]
-    if replay.phase is not Phase.SERVING or store is None:
-        state = replay.phase.value
-    elif blocked is not None and store.ingress.blocked_since_ns is not None:
-        state, side, reason = "collectors_wait", "collectors", blocked
-    elif waiting:
-        oldest = min(waiting, key=lambda w: w.asked_ns)
-        reason = flow.why_not_sample(oldest.message.rows, store.ring.committed, oldest.message.min_committed)
-        if reason is not None:
-            state, side = "learners_wait", "learners"
+def _flow(replay: Replay, look: Look | None) -> dict[str, object]:
+    """Who waits for what, since when, and how long each state lasted."""
+    flow, state = replay.flow, flow_state(replay)
+    now_ns = time.monotonic_ns()
+    replay.flow_clock.tell(state, now_ns)  # a report from between two turns of the loop is true, too
+    times = replay.flow_clock.statistics(now_ns)
     return {
-        "state": state,
-        "blocked_side": side,
-        "reason": reason,
+        "state": state.value,
+        "blocked_side": state.blocked_side,
+        "reason": look.why_flow_waits(state) if look else None,
+        "since_s": times.since_s,
         "samples_per_insert": flow.ratio,
         "samples_per_insert_target": flow.samples_per_insert,
         "tolerance_rows": flow.tolerance,
         "learning_starts": flow.learning_starts,
         "inserted_rows": flow.inserted,
         "sampled_rows": flow.sampled,
+        "time_in_state_s": times.total_s,
+        "time_in_state_last_minute_s": times.recent_s,
     }

@@ -28,7 +28,8 @@ def status_lines(report: Mapping[str, Any]) -> list[str]:
     )
     lines.append(f"latency    commit {_percentiles(latency['commit_us'])}, grant {_percentiles(latency['grant_us'])}")
     flow = report["flow"]
-    lines.append(f"flow       {flow['state']}" + (f": {flow['reason']}" if flow["reason"] else ""))
+    since = f" for {flow['since_s']:.1f} s" if flow["blocked_side"] else ""
+    lines.append(f"flow       {flow['state']}{since}" + (f": {flow['reason']}" if flow["reason"] else "") + _minute(flow))
     lines += [f"collector  {_collector(collector)}" for collector in report["collectors"]]
     lines += [f"learner    {_learner(learner)}" for learner in report["learners"]]
     lines += [f"moments    {name}: {_moments(moments)}" for name, moments in report["moments"].items()]
@@ -49,6 +50,14 @@ def _percentiles(found: Mapping[str, float | None]) -> str:
     if found["p50"] is None or found["p99"] is None:
         return "-"
     return f"p50 {found['p50']:.0f} µs p99 {found['p99']:.0f} µs"
+
+
+def _minute(flow: Mapping[str, Any]) -> str:
+    """The states other than free that took at least a hundredth of the last minute, the longest first."""
+    seconds = flow["time_in_state_last_minute_s"]
+    whole_s = sum(seconds.values())
+    shares = sorted(((100 * s / whole_s, state) for state, s in seconds.items() if state != "free" and s >= whole_s / 100), reverse=True)
+    return "; last minute " + ", ".join(f"{state} {share:.0f} %" for share, state in shares) if whole_s and shares else ""
 
 
 def _collector(c: Mapping[str, Any]) -> str:

@@ -3,8 +3,11 @@
 One allocation holds the rows and whatever lies beside them:
 
 ```
-| rows: ring_rows × stride | link: ring_rows × 8 | priority: ring_rows × 8 | proof cells |
+| rows: ring_rows × stride | link: ring_rows × 8 | priority: (ring_rows + 1) × 8 | overlay: (ring_rows + 1) × its stride | proof cells |
 ```
+
+Learners write priority and overlay, the values of mutable fields. Each has a spare record at its end: a write of fixed shape sends there
+what must not be written.
 
 The daemon only ever copies into it. Copies are submitted in order and complete in order; that one order carries the proofs of
 docs/design.md, so an implementation has exactly one copy stream.
@@ -16,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from replay_server_protocol.segment import Segment, align
+from replay_server_protocol.segment import Segment, align, segment_dir
 
 PROOF_CELLS = 64
 PROOF_BYTES = 64
@@ -25,24 +28,39 @@ _COLUMN_ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """Where rows and columns lie in the allocation, in bytes; ``link`` and ``priority`` are None when not kept."""
+    """Where rows and columns lie in the allocation, in bytes; a column that is not kept is None."""
 
     ring_rows: int
     stride: int
     link: int | None
     priority: int | None
+    overlay: int | None
+    overlay_stride: int
     proof: int
     alloc_bytes: int
 
     @classmethod
-    def of(cls, ring_rows: int, stride: int, *, has_link: bool, has_priority: bool) -> RingLayout:
+    def of(cls, ring_rows: int, stride: int, *, has_link: bool, has_priority: bool, overlay_stride: int = 0) -> RingLayout:
         end = align(ring_rows * stride, _COLUMN_ALIGNMENT)
-        link = priority = None
+        link = priority = overlay = None
         if has_link:
             link, end = end, align(end + 8 * ring_rows, _COLUMN_ALIGNMENT)
         if has_priority:
-            priority, end = end, align(end + 8 * ring_rows, _COLUMN_ALIGNMENT)
-        return cls(ring_rows, stride, link, priority, end, align(end + PROOF_CELLS * PROOF_BYTES))
+            priority, end = end, align(end + 8 * (ring_rows + 1), _COLUMN_ALIGNMENT)
+        if overlay_stride:
+            overlay, end = end, align(end + overlay_stride * (ring_rows + 1), _COLUMN_ALIGNMENT)
+        return cls(ring_rows, stride, link, priority, overlay, overlay_stride, end, align(end + PROOF_CELLS * PROOF_BYTES))
+
+    @property
+    def bytes_per_row(self) -> int:
+        """What one more row takes, with its place in the columns."""
+        return self.stride + 8 * sum(offset is not None for offset in (self.link, self.priority)) + self.overlay_stride
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Offsets of the columns that are kept."""
+        offsets = {"link": self.link, "priority": self.priority, "overlay": self.overlay}
+        return {name: offset for name, offset in offsets.items() if offset is not None}
 
     def proof_cell(self, ordinal: int) -> int:
         """Offset of the cell in which a learner's mapping is proved."""
@@ -72,6 +90,11 @@ class RingPlace:
     handle: bytes
     device_uuid: str | None
     alloc_bytes: int
+
+    @property
+    def segments_unlinked(self) -> int:
+        """1 when the segment's name was removed from outside: whoever has mapped it goes on, a learner that comes now can't."""
+        return int(self.storage != "cuda" and not (segment_dir() / self.handle.decode()).exists())
 
 
 class RingMemory(Protocol):

@@ -6,13 +6,15 @@ import logging
 from typing import Literal
 
 from replay_server_protocol.errors import DeviceError, SchemaMismatch
-from replay_server_protocol.schema import Schema
+from replay_server_protocol.moments import RETURN
+from replay_server_protocol.schema import PlacedField, Schema
 
 from replay_server.budget import MemoryPlan, free_host_bytes
 from replay_server.config import ServerConfig
 from replay_server.counters import Tally
 from replay_server.cpu_ring import CpuRing
 from replay_server.ingress import Ingress
+from replay_server.metadata import Metadata, Notes
 from replay_server.replay import DeviceChoice, Replay, Store
 from replay_server.ring import Ring
 from replay_server.storage import RingMemory
@@ -45,25 +47,48 @@ def plan_memory(config: ServerConfig, schema: Schema, lanes: int, device: Device
 def make_store(replay: Replay, schema: Schema, lanes: int) -> Store:
     """Allocates the ring. Raises BudgetExceeded, SchemaMismatch, InvalidRequest or DeviceError and leaves nothing behind."""
     config = replay.config
-    tallies = [Tally(schema[name]) for name in moment_fields(config, schema)]
+    tallies = [Tally(field) for field in moment_fields(config, schema)]
+    finite_fields(config, schema)  # refused before anything is allocated
+    metadata = Metadata(tallies, Notes.of(schema), replay.mailboxes.newest_version)
     plan = plan_memory(config, schema, lanes, replay.device)
     plan.check(free_device_bytes(replay.device) if plan.is_on_device else None, free_host_bytes())
     memory = _allocate(replay, plan)
     ring = Ring(plan.capacity, plan.headroom)
-    ingress = Ingress(ring, memory, plan.layout, replay.flow, replay.leases, tallies, replay.counters, replay.trace)
+    ingress = Ingress(ring, memory, plan.layout, replay.flow, replay.leases, metadata, replay.counters, replay.trace)
     log.info("ring of %s rows of %s bytes on %s", f"{ring.ring_rows:,}", schema.stride, memory.place.storage)
     return Store(schema, plan, ring, memory, ingress, tallies)
 
 
-def moment_fields(config: ServerConfig, schema: Schema) -> list[str]:
-    """The fields whose moments are kept: those of ``--moments``, else the reward if there is one and it is a number."""
+def moment_fields(config: ServerConfig, schema: Schema) -> list[PlacedField]:
+    """The fields whose moments are kept: those of ``--moments``, else the reward if there is one and it is a number.
+
+    ``return``, where no field has that name, stands for the running discounted return.
+    """
     if config.moments is None:
         reward = schema.roles.get("reward")
-        return [reward] if reward is not None and _has_moments(schema, reward) else []
-    for name in config.moments:
-        if not _has_moments(schema, name):
-            raise SchemaMismatch(f"--moments {name}: bool and bfloat16 fields have no moments", field=name)
-    return list(config.moments)
+        return [schema[reward]] if reward is not None and _has_moments(schema, reward) else []
+    return [_moment_field(schema, name) for name in config.moments]
+
+
+def _moment_field(schema: Schema, name: str) -> PlacedField:
+    if name == RETURN and name not in schema.names:
+        reward = schema.roles.get("reward")
+        if reward is None or schema[reward].elements != 1 or schema[reward].dtype == "bool":
+            raise SchemaMismatch(
+                f"--moments {name}: needs one number a row with the role reward: Schema.of(..., roles={{'reward': FIELD}})"
+            )
+        return PlacedField(RETURN, "float64", (), False, 0, 8)
+    if not _has_moments(schema, name):
+        raise SchemaMismatch(f"--moments {name}: bool and bfloat16 fields have no moments", field=name)
+    return schema[name]
+
+
+def finite_fields(config: ServerConfig, schema: Schema) -> list[str] | None:
+    """The fields of ``--finite``, None for the default. Raises SchemaMismatch for one that can't be anything but finite."""
+    for name in config.finite or ():
+        if "float" not in schema[name].dtype:
+            raise SchemaMismatch(f"--finite {name}: a field of {schema[name].dtype} is always finite", field=name)
+    return None if config.finite is None else list(config.finite)
 
 
 def _has_moments(schema: Schema, name: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Sequence
 from multiprocessing.synchronize import Event
 
 import benchmark
@@ -50,13 +51,15 @@ def expect(report: Report) -> None:
     report.expect_ratio("hand over, 8 × 4096 rows", OURS, BARE, at_least=0.9)
 
 
-def gb_per_s(options: Options, collectors: int, slot_rows: int, *, depth: int, is_refilled: bool) -> list[float]:
+def gb_per_s(
+    options: Options, collectors: int, slot_rows: int, *, depth: int, is_refilled: bool, columns: Sequence[str] = ()
+) -> list[float]:
     """One rate a run: a second each of one server and its collectors, measured once all of them write; the ring wraps in each."""
     capacity, window_s = options.pick(16 * 4096, 8 * 512), options.pick(1.0, 0.3)
     rates = []
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    with serve(options, capacity=capacity, headroom=capacity, slot_rows=slot_rows, depth=depth) as server:
+    with serve(options, capacity=capacity, headroom=capacity, slot_rows=slot_rows, depth=depth, columns=tuple(columns)) as server:
         running = [context.Event() for _ in range(collectors)]
         arguments = [
             (server.name, str(server.run_dir), slot_rows, is_refilled, options.seed + n, running[n], stop) for n in range(collectors)

@@ -122,6 +122,12 @@ class Report:
         if mine and theirs:
             self.expect(f"{what}, {side} / {peer}", mine.median / theirs.median, at_most=at_most, at_least=at_least)
 
+    def expect_ratio_of(self, what: str, to: str, *, at_most: float | None = None, at_least: float | None = None) -> None:
+        """Our ``what`` over our ``to``, by their medians."""
+        one, other = self.find(what), self.find(to)
+        if one and other:
+            self.expect(f"{what} / {to}", one.median / other.median, at_most=at_most, at_least=at_least)
+
     def publish(self) -> None:
         """Prints the table and the targets, writes the record and the plot."""
         print(self.table())
@@ -249,9 +255,13 @@ def transition_schema() -> Schema:
 
 
 def rows_of(schema: Schema, n: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """``n`` random rows of a schema whose fields are all float32."""
+    """``n`` random rows of a schema whose fields are all float32; one in 200 ends an episode."""
     generator = np.random.default_rng(seed)
-    return {each.name: generator.standard_normal((n, *each.shape), dtype=np.float32) for each in schema}
+    rows = {each.name: generator.standard_normal((n, *each.shape), dtype=np.float32) for each in schema}
+    for role in ("terminated", "truncated"):
+        if role in schema.roles:
+            rows[schema.roles[role]] = (generator.random(n) < 1 / 400).astype(np.float32)
+    return rows
 
 
 def synchronize(device: str) -> None:

@@ -14,6 +14,10 @@ from support.processes import Children
 from support.servers import ServerProcess, spawn_server
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, action="append", default=[], help="play this fault schedule alone (tests/fault/test_schedules.py)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """No time limit per example: on a busy machine it would measure the neighbours. The marker is known also without its plugin."""
     config.addinivalue_line("markers", "timeout: seconds this test may take, where pytest-timeout is installed")

@@ -1,6 +1,6 @@
 """The client of replay-server: collectors write rows, learners sample them.
 
-``Learner`` and ``Batch`` are loaded when they are first named: a collector's process never imports torch.
+``Learner``, ``Batch`` and ``MixedSampler`` are loaded when they are first named: a collector's process never imports torch.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from replay_server_client.slot_writer import LentSlot
 if TYPE_CHECKING:
     from replay_server_client.batch import Batch
     from replay_server_client.learner import Learner
+    from replay_server_client.mixed import MixedSampler
 
 __all__ = [
     "AlreadyServing",
@@ -47,6 +48,7 @@ __all__ = [
     "InvalidRequest",
     "Learner",
     "LentSlot",
+    "MixedSampler",
     "ProtocolViolation",
     "ReplayError",
     "ReplayTimeout",
@@ -58,7 +60,11 @@ __all__ = [
     "Trace",
 ]
 
-_LOADED_BY_NAME = {"Learner": "replay_server_client.learner", "Batch": "replay_server_client.batch"}
+_LOADED_BY_NAME = {
+    "Batch": "replay_server_client.batch",
+    "Learner": "replay_server_client.learner",
+    "MixedSampler": "replay_server_client.mixed",
+}
 
 
 def __getattr__(name: str) -> object:

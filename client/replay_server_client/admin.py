@@ -7,13 +7,16 @@ from types import TracebackType
 from typing import Literal, Self
 
 from replay_server_protocol import messages
+from replay_server_protocol.codec import is_text
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import ReplayTimeout
-from replay_server_protocol.messages import PROTOCOL_VERSION, Done, Hello, Refused
+from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, shown
+from replay_server_protocol.messages import MAX_TEXT, PROTOCOL_VERSION, Done, Hello, Refused
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
+
+_MAX_KEY = 64
 
 
 class Admin:
@@ -36,6 +39,9 @@ class Admin:
 
     def set(self, key: str, value: str, *, timeout: float = 5.0) -> None:
         """Changes ``samples-per-insert`` (a number or "none") or ``tolerance``; raises InvalidRequest for anything else."""
+        for what, text, most in (("key", key, _MAX_KEY), ("value", value, MAX_TEXT)):
+            if not isinstance(text, str) or len(text) > most or not is_text(text):
+                raise InvalidRequest(f"set: {what} {shown(text)} is no text of at most {most:,} characters")
         self._ask("set", key, value, timeout)
 
     def stop(self, *, timeout: float = 5.0) -> None:
@@ -63,7 +69,7 @@ class Admin:
             if isinstance(answer, Refused):
                 raise error_of(answer)
             if deadline.has_passed:
-                raise ReplayTimeout(f"no answer to {verb} within {timeout:g} s: is the server busy or stopped? see: replay-server status")
+                raise ReplayTimeout(f"no answer to {verb} within {timeout:g} s: {connection.why_silent()}")
 
 
 def _hello(nonce: int) -> Hello:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerGone
+from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerGone, shown
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
@@ -46,7 +46,7 @@ class Collector:
         self.lanes = lanes
         self.schema = schema
         self._ingress = ingress
-        self._reader = RowReader(schema, lanes)
+        self._reader = RowReader(schema, lanes, ingress.policy)
         self._device_reader: DeviceReader | None = None
         self._timeout = timeout
         self._linger = linger
@@ -77,17 +77,19 @@ class Collector:
         AttachRefused.
         """
         if not isinstance(schema, Schema):
-            raise SchemaMismatch(f"schema={schema!r}: make one with Schema.of(...)")
+            raise SchemaMismatch(f"schema={shown(schema)}: make one with Schema.of(...)")
         if isinstance(lanes, bool) or not isinstance(lanes, int) or not 1 <= lanes <= _MOST_LANES:
-            raise InvalidRequest(f"lanes={lanes!r}: the number of environments in a step, 1 to {_MOST_LANES:,}")
+            raise InvalidRequest(f"lanes={shown(lanes)}: the number of environments in a step, 1 to {_MOST_LANES:,}")
         if not isinstance(counted, bool):
-            raise InvalidRequest(f"counted={counted!r}: True or False")
+            raise InvalidRequest(f"counted={shown(counted)}: True or False")
         if run_id is not None:
             check_name(run_id, "run_id")
         if not (isinstance(linger, Real) and linger >= 0):
-            raise InvalidRequest(f"linger={linger!r}: seconds, at least 0")
+            raise InvalidRequest(f"linger={shown(linger)}: seconds, at least 0")
+        if trace is not None and not isinstance(trace, Trace):
+            raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
         deadline = Deadline(timeout)
-        own_name = check_name(name or f"collector-{os.getpid()}", "collector name")
+        own_name = check_name(f"collector-{os.getpid()}" if name is None else name, "collector name")
         hello = CollectorHello(own_name, schema, lanes, counted, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello)
         try:
@@ -142,14 +144,17 @@ class Collector:
     def cut(self, lanes: object) -> None:
         """Ends these lanes' chains here without an episode end: a number, a sequence of numbers, or bool[lanes]."""
         chains = self._usable().chains
-        chosen = np.atleast_1d(np.asarray(lanes))
         count = self.lanes
+        try:
+            chosen = np.atleast_1d(np.asarray(lanes))
+        except (ValueError, TypeError, RuntimeError):  # ragged, or an array's own refusal
+            chosen = np.atleast_1d(np.empty(1, np.object_))
         if chosen.dtype == np.bool_ and chosen.shape == (count,):
             chosen = np.flatnonzero(chosen)
         if chosen.size == 0:
             return
         if chosen.dtype.kind not in "iu" or chosen.ndim != 1 or chosen.min() < 0 or chosen.max() >= count:
-            raise InvalidRequest(f"cut({lanes!r}): lanes are numbers from 0 to {count - 1}, or bool[{count}]")
+            raise InvalidRequest(f"cut({shown(lanes)}): lanes are numbers from 0 to {count - 1}, or bool[{count}]")
         chains.cut(chosen)
 
     def flush(self, timeout: float | None = 5.0) -> int:
@@ -186,6 +191,7 @@ class Collector:
         try:
             yield lent
             ingress.connection.check_process()
+            lent.stamp(ingress.policy.version)
             slots.claim(lent.checked_rows())
             slots.publish()
         finally:
@@ -204,7 +210,7 @@ class Collector:
         ingress = self._usable()
         check_name(mailbox, "mailbox name")
         if isinstance(newer_than, bool) or not isinstance(newer_than, int) or newer_than < 0:
-            raise InvalidRequest(f"newer_than={newer_than!r}: a version, or 0 for any")
+            raise InvalidRequest(f"newer_than={shown(newer_than)}: a version, or 0 for any")
         deadline = Deadline(self._timeout if timeout is None else timeout)
         mail = ingress.mail
         while True:
@@ -219,7 +225,22 @@ class Collector:
                     ingress.wait(lambda: mail.has_answer, deadline, f"no answer about mailbox {mailbox!r}")
                 finally:
                     mail.give_up()
-                return mail.take(mailbox)
+                taken = mail.take(mailbox)
+                if taken is not None:
+                    ingress.policy.took(mailbox, taken[0])
+                return taken
+
+    @property
+    def policy_version(self) -> int:
+        """What rows are stamped with that carry no policy version: that of the mailbox value ``latest`` handed out last, or one set here.
+
+        0 before the first, and again after a server was lost whose mailbox it came from. Only where the schema has the role.
+        """
+        return self._ingress.policy.version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._usable().policy.give(version)
 
     def statistics(self) -> CollectorStatistics:
         """What was done so far and what is held now; sends nothing."""
@@ -276,5 +297,5 @@ class Collector:
         if self._device_reader is None:
             from replay_server_client.device_rows import CudaDevice, DeviceReader
 
-            self._device_reader = DeviceReader(self.schema, self.lanes, CudaDevice(tensor.device))  # type: ignore[attr-defined]
+            self._device_reader = DeviceReader(self.schema, self.lanes, CudaDevice(tensor.device), self._ingress.policy)  # type: ignore[attr-defined]
         return self._device_reader

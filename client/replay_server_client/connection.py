@@ -11,13 +11,13 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import zmq
 from replay_server_protocol import errors
 from replay_server_protocol.codec import client_codec, server_codec
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import AttachRefused, ForkedClient, ReplayError, ServerClosing, ServerGone
+from replay_server_protocol.errors import AttachRefused, BudgetExceeded, ForkedClient, ReplayError, ServerClosing, ServerGone
 from replay_server_protocol.messages import (
     MAX_MESSAGE_BYTES,
     Bye,
@@ -33,9 +33,12 @@ from replay_server_protocol.messages import (
 from replay_server_protocol.process import ProcessIdentity
 
 from replay_server_client.deadline import Deadline
+from replay_server_client.silence import why_nobody_answers, why_silent
 
 _HELLO_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.01
+_DESCRIPTORS = 16
+_FOLLOWS_ITS_MEMORY_S = 0.25
 _LONGEST_SLEEP_S = 0.5
 """Also bounds how late Ctrl-C is noticed where a signal does not interrupt the sleep."""
 
@@ -50,6 +53,7 @@ class Connection:
     def __init__(self, endpoints: Endpoints, hello: Callable[[int], Hello]) -> None:
         self.endpoints = endpoints
         self.welcome: Welcome | None = None
+        check_descriptors()
         self._hello = hello
         self._pid = os.getpid()
         self._context = zmq.Context()
@@ -74,6 +78,13 @@ class Connection:
     @property
     def is_attached(self) -> bool:
         return self.welcome is not None
+
+    def why_silent(self) -> str:
+        """What can be seen of a server that does not answer, for the text of an error."""
+        welcome = self.welcome
+        if welcome is None:
+            return f"server {self.endpoints.name!r} is lost and no other has taken its place; see its log"
+        return why_silent(self.endpoints.name, ProcessIdentity(welcome.pid, welcome.start_ticks))
 
     def check_process(self) -> None:
         """Raises ForkedClient in a forked child: its copy of the socket and of the mappings belongs to the parent."""
@@ -147,6 +158,21 @@ class Connection:
                 return message
             self.sleep(left)
 
+    @contextlib.contextmanager
+    def opening_memory(self) -> Iterator[None]:
+        """For opening what a message of this session names. If it went with its server, or the server is about to follow, raises ServerGone.
+
+        Such a message may be read long after it was sent: a client that was stopped finds it, and by then a successor has swept.
+        """
+        try:
+            yield
+        except ServerGone:
+            raise
+        except ReplayError as error:
+            if not self._has_server_ended(_FOLLOWS_ITS_MEMORY_S):
+                raise
+            raise self._lost(f"server {self.endpoints.name!r} has ended, and the memory it told of went with it") from error
+
     def sleep(self, timeout_s: float, also: Iterable[int] = (), spin_s: float = 0.0) -> None:
         """Waits until a message may be there, the server died, or one of ``also`` (file descriptors) is readable; at most half a second.
 
@@ -194,7 +220,12 @@ class Connection:
         self._context.term()
 
     def _open_socket(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise BudgetExceeded(
+                f"no socket can be made: {error.strerror}; raise this process's limit on open files (ulimit -n)"
+            ) from error
         socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(16))
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -219,10 +250,7 @@ class Connection:
                     return message
             if deadline.has_passed:
                 self.detach()
-                raise ServerGone(
-                    f"no server called {self.endpoints.name!r} answered in {self.endpoints.run_dir} for {deadline.elapsed_s:.1f} s; "
-                    f"start one with: replay-server serve --name {self.endpoints.name} --run-dir {self.endpoints.run_dir}"
-                )
+                raise ServerGone(why_nobody_answers(self.endpoints, deadline.elapsed_s))
 
     def _watch_server(self, welcome: Welcome) -> None:
         if not hasattr(os, "pidfd_open"):
@@ -243,7 +271,14 @@ class Connection:
         if self._server_pidfd is None or now_s < self._look_again_s:
             return False
         self._look_again_s = now_s + _LOOK_EVERY_S
-        return bool(select.select([self._server_pidfd], [], [], 0)[0])
+        return self._has_server_ended(0.0)
+
+    def _has_server_ended(self, within_s: float) -> bool:
+        if self._server_pidfd is None:
+            return False
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._server_pidfd, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
 
     def _is_mine(self, message: ServerMessage) -> bool:
         welcome = self.welcome
@@ -262,6 +297,19 @@ class Connection:
         if self.welcome is None:
             raise ServerGone(f"not attached to server {self.endpoints.name!r}")
         return self.welcome
+
+
+def check_descriptors() -> None:
+    """Raises BudgetExceeded unless a context, a session and its memory find descriptors: libzmq ends the process where it lacks one."""
+    with contextlib.ExitStack() as taken:
+        try:
+            for _ in range(_DESCRIPTORS // 2):
+                for fd in os.pipe():
+                    taken.callback(os.close, fd)
+        except OSError as error:
+            raise BudgetExceeded(
+                f"a client needs {_DESCRIPTORS} file descriptors: {error.strerror}; close some, or raise this process's limit (ulimit -n)"
+            ) from error
 
 
 def error_of(refused: Refused) -> ReplayError:

@@ -6,7 +6,7 @@ import math
 import time
 from numbers import Real
 
-from replay_server_protocol.errors import InvalidRequest
+from replay_server_protocol.errors import InvalidRequest, shown
 
 
 class Deadline:
@@ -14,10 +14,13 @@ class Deadline:
 
     def __init__(self, timeout_s: float | None) -> None:
         if timeout_s is not None and not (isinstance(timeout_s, Real) and timeout_s >= 0):
-            raise InvalidRequest(f"timeout={timeout_s!r}: seconds, at least 0, or None")
+            raise InvalidRequest(f"timeout={shown(timeout_s)}: seconds, at least 0, or None")
         self.timeout_s = timeout_s
         self.started = time.monotonic()
-        self._end = math.inf if timeout_s is None else self.started + timeout_s
+        try:
+            self._end = math.inf if timeout_s is None else self.started + timeout_s
+        except OverflowError:  # an integer beyond all floats
+            self._end = math.inf
 
     @property
     def remaining_s(self) -> float:

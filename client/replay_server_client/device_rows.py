@@ -27,8 +27,10 @@ from replay_server_protocol.errors import DeviceError, RowsRejected
 from replay_server_protocol.schema import CASTS, DTYPES, PlacedField, Schema
 from torch import Tensor
 
-from replay_server_client.rows import Array, Bools, RowReader, as_array
-from replay_server_client.slot_writer import Filled, LaneChains, SlotPlan, SlotWriter
+from replay_server_client.policy_version import PolicyVersion
+from replay_server_client.rows import Array, Bools, RowReader, Stamp, as_array, version_array
+from replay_server_client.slot_plan import LaneChains, SlotPlan
+from replay_server_client.slot_writer import Filled, SlotWriter
 
 
 class Device(Protocol):
@@ -74,8 +76,8 @@ class DeviceBlock:
 class DeviceReader(RowReader):
     """Turns mappings that hold CUDA tensors into blocks; host arrays among them are copied to the device."""
 
-    def __init__(self, schema: Schema, lanes: int, device: Device) -> None:
-        super().__init__(schema, lanes)
+    def __init__(self, schema: Schema, lanes: int, device: Device, policy: PolicyVersion | None = None) -> None:
+        super().__init__(schema, lanes, policy)
         self._device = device
 
     def read_device(
@@ -84,7 +86,9 @@ class DeviceReader(RowReader):
         """The block of ``rows``. Raises RowsRejected naming the field and what would be right."""
         given = self._named(rows)
         tensors = [self._tensor(field, given[field.name]) for field in self.schema]
-        n = self._leading(tuple(tensors[0].shape))
+        n = self._leading(tuple(tensors[self._first].shape))
+        if self._is_to_stamp(given):
+            tensors[self._stamp_index] = tensors[self._stamp_index].expand(n)
         for field, tensor in zip(self.schema, tensors, strict=True):
             if tensor.shape != (n, *field.shape):
                 raise self._misshapen(field, tuple(tensor.shape), n)
@@ -104,6 +108,9 @@ class DeviceReader(RowReader):
 
     def _tensor(self, field: PlacedField, value: object, what: str = "") -> Tensor:
         """``value`` on the device, of the field's dtype or of one that is cast where it is packed."""
+        if type(value) is Stamp:
+            version = int(version_array(value, field.numpy_dtype))
+            return torch.full((), version, dtype=getattr(torch, field.dtype), device=self._device.name)
         try:
             tensor = self._on_device(value)
         except TypeError as error:

@@ -158,8 +158,7 @@ class Engine:
         with self._lock:
             conversation.ask_reason(sampler, number)
         self.drive(lambda: conversation.reason is not None, Deadline(min(max(waited.elapsed_s / 20, least_s), most_s)))
-        missing = "the server has no ring yet" if conversation.ring is None else "the server does not say what is missing"
-        return conversation.reason or missing
+        return conversation.reason or self.connection.why_silent()
 
     def close(self) -> None:
         """Unmaps, says BYE, ends the thread. In a forked child it does nothing. Safe to call twice."""
@@ -202,6 +201,7 @@ class Engine:
                 if not is_relaxed:
                     is_relaxed = self._relax()
                 if work is None:
+                    self._wake.listen()
                     try:
                         self.conversation.advance()
                         work = self.conversation.claim()

@@ -1,4 +1,4 @@
-"""Filling a batch buffer from the ring: draw, then one gather of whole rows. On the CPU at once, on CUDA by a stream of its own.
+"""Filling a batch buffer from the ring, by its recipe. On the CPU at once, on CUDA by a stream of its own.
 
 Each batch buffer has one gather for life; ``bind`` gives it the ring of a generation, ``unbind`` takes it away. On CUDA two events
 guard the batch buffer: ``done`` (the gather has filled it) and ``returned`` (the work that the caller had queued by its next
@@ -12,19 +12,19 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from replay_server_protocol.errors import InvalidRequest
-from torch import Tensor
 
-from replay_server_client.batch import BatchBuffer
-from replay_server_client.draw import PARAMETERS, Draw, Drawn
+from replay_server_client.batch_buffer import BatchBuffer
+from replay_server_client.compiled import HowToRun, plain
+from replay_server_client.draw import PARAMETERS, Parameters
 from replay_server_client.mapping import Ring
+from replay_server_client.recipe import Recipe, take_by_numpy, take_by_torch
+from replay_server_client.ring_tensors import RingTensors
+from replay_server_client.write_back import WriteBack
 
-Parameters = tuple[int, int, int]
-"""key, tail, size: what Drawn.parameters hold."""
 Work = Callable[[], None]
 
 _LONGEST_FILL_S = 10.0
@@ -34,8 +34,11 @@ _LOOK_AGAIN_S = 100e-6
 class Gather(Protocol):
     """No method but ``bind`` and ``unbind`` waits."""
 
-    def bind(self, ring: Tensor) -> None:
-        """The rows to gather from, from now on. Called by the caller's thread only: it may capture a graph."""
+    def bind(self, ring: RingTensors) -> None:
+        """What to gather from, from now on. Called by the caller's thread only: it may capture a graph.
+
+        Raises InvalidRequest for a request that schema or server can't serve.
+        """
 
     def unbind(self) -> None:
         """Waits for the gather in flight and drops whatever reaches into the ring."""
@@ -45,6 +48,10 @@ class Gather(Protocol):
 
     def claim(self) -> Work | None:
         """What a thread of ours must do for the gather, outside the engine's lock; None if nothing is left to claim."""
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a thread is at the work that ``claim`` gave it."""
 
     def is_complete(self) -> bool:
         """Whether the last gather was seen complete. Raises what its work raised."""
@@ -58,14 +65,18 @@ class Gather(Protocol):
     def is_idle(self) -> bool:
         """Whether the work noted by ``give_back`` is done."""
 
+    @property
+    def write_backs(self) -> tuple[WriteBack, ...]:
+        """Who counts what became of writes: of the batch buffer, and of the memory in which it is filled if that is another."""
 
-def make_gather(ring: Ring, memory: BatchBuffer, draw: Draw) -> Gather:
-    """To be called by the caller's thread."""
+
+def make_gather(ring: Ring, memory: BatchBuffer, how: HowToRun = plain) -> Gather:
+    """To be called by the caller's thread. ``how`` the recipe's pure functions are run."""
     if ring.is_for_one_thread:
-        return OneThreadGather(memory, draw)
+        return OneThreadGather(memory, how)
     if ring.stream is None:
-        return HostGather(memory, draw)
-    return StagedGather(memory, draw, ring.stream) if ring.is_staged else CudaGather(memory, draw, ring.stream)
+        return HostGather(memory, how)
+    return StagedGather(memory, ring.stream, how) if ring.is_staged else CudaGather(memory, ring.stream, ring.graph_pool, how)
 
 
 class HostGather:
@@ -74,14 +85,15 @@ class HostGather:
     A thread that claims again has been interrupted (Ctrl-C) before or in what it had claimed: it gets the same work again.
     """
 
-    def __init__(self, memory: BatchBuffer, draw: Draw) -> None:
-        self._fill = _HostFill(memory.drawn, memory.rows, draw)
+    def __init__(self, memory: BatchBuffer, how: HowToRun = plain) -> None:
+        self._fill = _HostFill(memory, how)
+        self.write_backs: tuple[WriteBack, ...] = (memory.write_back,)
         self._parameters: Parameters | None = None  # of the gather that is not over
         self._claimed_by = 0
         self._is_over = True  # a bool: Ctrl-C inside an Event would leave its lock held for ever
         self._error: Exception | None = None
 
-    def bind(self, ring: Tensor) -> None:
+    def bind(self, ring: RingTensors) -> None:
         self._fill.bind(ring)
 
     def unbind(self) -> None:
@@ -101,6 +113,10 @@ class HostGather:
             return None
         self._claimed_by = thread
         return partial(self._work, parameters)
+
+    @property
+    def is_claimed(self) -> bool:
+        return self._claimed_by != 0 and not self._is_over
 
     def is_complete(self) -> bool:
         error, self._error = self._error, None
@@ -133,10 +149,11 @@ class OneThreadGather(HostGather):
     for. Not run on Apple hardware: tested with the CPU in the place of MPS.
     """
 
-    def __init__(self, memory: BatchBuffer, draw: Draw) -> None:
-        self._block = memory.block
-        self._host = BatchBuffer(memory.number, memory.schema, len(memory.rows), torch.device("cpu"))
-        super().__init__(self._host, draw)
+    def __init__(self, memory: BatchBuffer, how: HowToRun = plain) -> None:
+        self._memory = memory
+        self._host = BatchBuffer(memory.number, memory.schema, memory.request, torch.device("cpu"))
+        super().__init__(self._host, how)
+        self.write_backs = (memory.write_back, self._host.write_back)
         self._thread = threading.get_ident()
 
     def submit(self, parameters: Parameters) -> None:
@@ -144,44 +161,49 @@ class OneThreadGather(HostGather):
         if threading.get_ident() != self._thread:
             raise InvalidRequest("batches on mps are filled by the thread that sampled first: call progress() and sample() there")
         self._fill(parameters)
-        self._block.copy_(self._host.block)
+        self._memory.block.copy_(self._host.block)
+
+    def give_back(self) -> None:
+        self._host.write_back.copy_(self._memory.write_back)
 
 
 class _HostFill:
-    """Draws and gathers on the CPU, in the thread that calls it.
+    """Follows a recipe on the CPU, in the thread that calls it."""
 
-    By numpy, not by torch.index_select: that starts an OpenMP team, which fights the server and the learner's other threads for the cores
-    (2,048 rows on two busy cores: a median of 4 to 20 ms, against 0.5 ms).
-    """
+    def __init__(self, memory: BatchBuffer, how: HowToRun) -> None:
+        self._memory = memory
+        self._how = how
+        self._parameters = memory.drawn.parameters.numpy()
+        self._recipe: Recipe | None = None
 
-    def __init__(self, drawn: Drawn, rows: Tensor, draw: Draw) -> None:
-        self._ring: Tensor | None = None
-        self._drawn = drawn
-        self._rows = rows.numpy()
-        self._draw = draw
-
-    def bind(self, ring: Tensor) -> None:
-        self._ring = ring
+    def bind(self, ring: RingTensors) -> None:
+        self._recipe = Recipe(self._memory, ring, take_by_numpy, self._how)
+        if self._how is not plain:
+            self._compile(ring)
 
     def unbind(self) -> None:
-        self._ring = None
+        self._recipe = None
 
     def __call__(self, parameters: Parameters) -> None:
-        ring, drawn = self._ring, self._drawn
-        if ring is None:
+        recipe = self._recipe
+        if recipe is None:
             raise RuntimeError("a gather without a ring")
-        drawn.parameters.numpy()[:] = parameters
-        self._draw(drawn, len(ring))
-        # The draw is in range, so clip clips nothing; the other modes copy ``out``.
-        np.take(ring.numpy(), drawn.indices.numpy(), axis=0, out=self._rows, mode="clip")
+        parameters.write_to(self._parameters)
+        recipe()
+
+    def _compile(self, ring: RingTensors) -> None:
+        """In the thread that binds, with memory beside the batch buffer's, which may be lent: row 0 is read and thrown away."""
+        memory = BatchBuffer(self._memory.number, self._memory.schema, self._memory.request, torch.device("cpu"))
+        Parameters(0, 0, 1).write_to(memory.drawn.parameters.numpy())
+        Recipe(memory, ring, take_by_numpy, self._how)()
 
 
 class _StreamGather:
     """What both gathers onto a GPU share: the stream and the two events."""
 
-    def __init__(self, memory: BatchBuffer, draw: Draw, stream: torch.cuda.Stream) -> None:
+    def __init__(self, memory: BatchBuffer, stream: torch.cuda.Stream) -> None:
         self._memory = memory
-        self._draw = draw
+        self.write_backs: tuple[WriteBack, ...] = (memory.write_back,)
         self._stream = stream
         self._device = memory.rows.device
         self._done = torch.cuda.Event()
@@ -196,6 +218,10 @@ class _StreamGather:
 
     def claim(self) -> Work | None:
         return None
+
+    @property
+    def is_claimed(self) -> bool:
+        return False
 
     def is_complete(self) -> bool:
         return bool(self._done.query())
@@ -219,45 +245,50 @@ class _StreamGather:
 
 
 class CudaGather(_StreamGather):
-    """Ring and batch on one GPU: the parameters are copied from pinned memory, draw and gather replayed as one CUDA graph."""
+    """Ring and batch on one GPU: the parameters are copied from pinned memory, the recipe replayed as one CUDA graph.
 
-    def __init__(self, memory: BatchBuffer, draw: Draw, stream: torch.cuda.Stream) -> None:
-        super().__init__(memory, draw, stream)
+    Gathers of one stream share a graph pool: their graphs run one after the other, and leave nothing behind in it.
+    """
+
+    def __init__(self, memory: BatchBuffer, stream: torch.cuda.Stream, pool: Any = None, how: HowToRun = plain) -> None:
+        super().__init__(memory, stream)
+        self._pool = pool
+        self._how = how
         self._parameters = torch.zeros(PARAMETERS, dtype=torch.int64, pin_memory=True)
         self._host = self._parameters.numpy()
-        self._ring: Tensor | None = None
+        self._recipe: Recipe | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def bind(self, ring: Tensor) -> None:
-        self._ring = ring
+    def bind(self, ring: RingTensors) -> None:
+        self._recipe = Recipe(self._memory, ring, take_by_torch, self._how)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._returned)  # a batch of the last ring may still be read by queued work
-            self._host[:] = (0, 0, 1)
-            self._draw_and_gather()  # loads the kernels, which a capture must not; row 0 is read without a lease and thrown away
+            Parameters(0, 0, 1).write_to(self._host)
+            self._follow()  # loads the kernels, which a capture must not; row 0 is read without a lease and thrown away
             self._stream.synchronize()
             self._graph = self._capture()
 
     def unbind(self) -> None:
         super().unbind()
-        self._ring = self._graph = None
+        self._recipe = self._graph = None
 
     def submit(self, parameters: Parameters) -> None:
-        self._host[:] = parameters  # the copy that read it before is complete: so is its gather
+        parameters.write_to(self._host)  # the copy that read it before is complete: so is its gather
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._returned)
             if self._graph is not None:
                 self._graph.replay()
             else:
-                self._draw_and_gather()
+                self._follow()
             self._done.record(self._stream)
 
-    def _draw_and_gather(self) -> None:
-        ring, drawn = self._ring, self._memory.drawn
-        if ring is None:
+    def _follow(self) -> None:
+        recipe, memory = self._recipe, self._memory
+        if recipe is None:
             raise RuntimeError("a gather without a ring")
-        drawn.parameters.copy_(self._parameters, non_blocking=True)
-        self._draw(drawn, len(ring))
-        torch.index_select(ring, 0, drawn.indices, out=self._memory.rows)
+        memory.drawn.parameters.copy_(self._parameters, non_blocking=True)
+        recipe()
+        memory.write_back.show_all()
 
     def _capture(self) -> torch.cuda.CUDAGraph | None:
         """Captures in thread-local mode: other threads may use CUDA meanwhile. None, with a warning, where capture fails.
@@ -266,9 +297,9 @@ class CudaGather(_StreamGather):
         """
         graph = torch.cuda.CUDAGraph()
         try:
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                self._draw_and_gather()
+                self._follow()
             finally:
                 graph.capture_end()
         except RuntimeError as error:
@@ -280,17 +311,22 @@ class CudaGather(_StreamGather):
 class StagedGather(_StreamGather):
     """Ring in host memory, batch on a GPU: gathered on the CPU into pinned memory, then copied."""
 
-    def __init__(self, memory: BatchBuffer, draw: Draw, stream: torch.cuda.Stream) -> None:
-        super().__init__(memory, draw, stream)
-        self._host = BatchBuffer(memory.number, memory.schema, len(memory.rows), torch.device("cpu"), pin_memory=True)
-        self._fill = _HostFill(self._host.drawn, self._host.rows, draw)
+    def __init__(self, memory: BatchBuffer, stream: torch.cuda.Stream, how: HowToRun = plain) -> None:
+        super().__init__(memory, stream)
+        self._host = BatchBuffer(memory.number, memory.schema, memory.request, torch.device("cpu"), pin_memory=True)
+        self.write_backs = (memory.write_back, self._host.write_back)
+        self._fill = _HostFill(self._host, how)
 
-    def bind(self, ring: Tensor) -> None:
+    def bind(self, ring: RingTensors) -> None:
         self._fill.bind(ring)
 
     def unbind(self) -> None:
         super().unbind()
         self._fill.unbind()
+
+    def give_back(self) -> None:
+        self._host.write_back.copy_(self._memory.write_back)
+        super().give_back()
 
     def submit(self, parameters: Parameters) -> None:
         self._fill(parameters)

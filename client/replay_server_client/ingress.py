@@ -20,7 +20,9 @@ from replay_server_protocol.trace import CALLING_THREAD, Trace
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
 from replay_server_client.mailbox import MailReader
-from replay_server_client.slot_writer import LaneChains, SlotWriter
+from replay_server_client.policy_version import PolicyVersion
+from replay_server_client.slot_plan import LaneChains
+from replay_server_client.slot_writer import SlotWriter
 from replay_server_client.slots import REPEAT_S, Counts, LentSlots
 
 if TYPE_CHECKING:
@@ -62,6 +64,10 @@ class CollectorHello:
         )
 
 
+Missing = Literal["ring", "credit", "gpu"]
+"""What a wait is for: the first two the server can explain."""
+
+
 class Ingress:
     """``slots`` are those of the present session, None while there is none; everything else outlives sessions."""
 
@@ -72,6 +78,7 @@ class Ingress:
         self.chains = LaneChains(hello.lanes)
         self.mail = MailReader(connection)
         self.counts = Counts()
+        self.policy = PolicyVersion()
         self._hello = hello
         self._segment: SegmentLent | None = None
         self._reason: Reason | None = None
@@ -109,7 +116,7 @@ class Ingress:
                 return slots, slots.writer
             slots.publish()
         if device is None and slots.unsettled:
-            self.wait(lambda: slots.unsettled == 0, deadline, "the GPU has not finished the rows before these")
+            self.wait(lambda: slots.unsettled == 0, deadline, "the GPU has not finished the rows before these", "gpu")
         held = f", {slots.unsettled} of them once the GPU has copied their rows" if slots.unsettled else ""
         self.wait(lambda: slots.has_free, deadline, f"no credit: all {slots.depth} slots are published{held}", "credit")
         return slots, slots.open(device)
@@ -119,7 +126,7 @@ class Ingress:
         while (message := self.connection.receive_nowait()) is not None:
             self._accept(message)
 
-    def wait(self, is_done: Callable[[], bool], deadline: Deadline, missing: str, what: Literal["ring", "credit"] | None = None) -> None:
+    def wait(self, is_done: Callable[[], bool], deadline: Deadline, missing: str, what: Missing | None = None) -> None:
         """Until ``is_done``. Before it really waits, the open slot is published: somebody may be waiting for its rows.
 
         Raises ReplayTimeout with ``missing``, the time, and the server's own reason for ``what``; ServerGone at once on its death.
@@ -143,7 +150,8 @@ class Ingress:
             self.counts.waited_s += ended - started
             if self.trace is not None and what == "credit":
                 self.trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
-        raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s; {self._ask_reason(what)}")
+        seq = f" (the last credit was for rows up to seq {self.slots.committed:,})" if self.slots is not None and what == "credit" else ""
+        raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s{seq}; {self._ask_reason(what)}")
 
     @contextlib.contextmanager
     def outliving_server(self, deadline: Deadline) -> Iterator[None]:
@@ -166,6 +174,7 @@ class Ingress:
             self._untold_loss += rows
             self.chains.cut_all()
             self.mail.forget()
+            self.policy.forget()
         self.connection.say_bye()
 
     def tell_loss(self, kind: type[ServerGone] = ServerGone) -> None:
@@ -198,7 +207,7 @@ class Ingress:
         differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
         if differences:
             raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
-        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.trace)
+        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy, self.trace)
         connection.send(Mapped(connection.session, connection.generation))
         return self.slots
 
@@ -216,18 +225,20 @@ class Ingress:
             case _:
                 self.mail.accept(message)
 
-    def _ask_reason(self, what: Literal["ring", "credit"] | None) -> str:
+    def _ask_reason(self, what: Missing | None) -> str:
         """The server's word on what this client waits for; at most 15 ms past the deadline."""
-        name = self.connection.endpoints.name
+        if what == "gpu":
+            return "other work of this process is queued before its copies: let that end first, or give a longer timeout"
         if what is None:
-            return f"server {name!r} may be stopped or busy"
+            return self.connection.why_silent()
         self._reason = None
         self.connection.send(Explain(self.connection.session, self.connection.generation, what, 0, 0))
         end = time.monotonic() + _REASON_WAIT_S
         while self._reason is None and (left := end - time.monotonic()) > 0:
             self.connection.sleep(left)
             self.absorb()
-        return f"server {name!r}: {self._reason.text}" if self._reason else f"server {name!r} does not answer, it may be stopped or busy"
+        name = self.connection.endpoints.name
+        return f"server {name!r}: {self._reason.text}" if self._reason else self.connection.why_silent()
 
 
 @dataclass(frozen=True, slots=True)

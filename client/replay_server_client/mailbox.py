@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError
+from replay_server_protocol.codec import is_text
+from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError, shown
 from replay_server_protocol.messages import (
     Done,
     MailAsk,
@@ -64,14 +65,14 @@ class Parcel:
             raise InvalidRequest(f"a mailbox takes a mapping of 1 to {_MAX_ARRAYS} named arrays")
         hosted, offsets, places, end = [], [], [], 0
         for name, value in arrays.items():
-            if not isinstance(name, str) or len(name) > _MAX_NAME:
-                raise InvalidRequest(f"array name {name!r}: a string of at most {_MAX_NAME} characters")
+            if not isinstance(name, str) or len(name) > _MAX_NAME or not is_text(name):
+                raise InvalidRequest(f"array name {shown(name)}: a text of at most {_MAX_NAME} characters")
             try:
                 array, dtype = as_array(value)
             except TypeError as error:
-                raise InvalidRequest(f"array {name!r}: {error}") from error
+                raise InvalidRequest(f"array {shown(name)}: {error}") from error
             if dtype not in DTYPES or array.ndim > _MAX_DIMENSIONS:
-                raise InvalidRequest(f"array {name!r}: {dtype}{list(array.shape)} can't be posted; dtypes are {', '.join(DTYPES)}")
+                raise InvalidRequest(f"array {shown(name)}: {dtype}{list(array.shape)} can't be posted; dtypes are {', '.join(DTYPES)}")
             hosted.append(array)
             offsets.append(end)
             places.append([name, dtype, list(array.shape), end])
@@ -95,7 +96,7 @@ def unpack(manifest: Mapping[str, object], memory: npt.NDArray[np.uint8]) -> Arr
             case [str(name), str(dtype), list(shape), int(offset)] if dtype in DTYPES and _is_shape(shape) and offset >= 0:
                 kind = np.dtype(DTYPES[dtype])
                 if offset + kind.itemsize * math.prod(shape) > len(memory):
-                    raise ProtocolViolation(f"array {name!r} does not lie inside its segment of {len(memory):,} bytes")
+                    raise ProtocolViolation(f"array {shown(name)} does not lie inside its segment of {len(memory):,} bytes")
                 arrays[name] = np.ndarray(tuple(shape), kind, memory.data, offset).copy()
             case _:
                 raise ProtocolViolation(f"manifest: {str(place)[:80]} must be [name, dtype, shape, offset]")
@@ -148,7 +149,8 @@ class MailReader:
             self._newest[message.name] = max(self._newest.get(message.name, 0), message.version)
             try:
                 if is_awaited:
-                    self._answer = message.version, _read(message)
+                    with self._connection.opening_memory():
+                        self._answer = message.version, _read(message)
             finally:
                 connection = self._connection
                 connection.send(MailReturn(connection.session, connection.generation, message.name, message.version))
@@ -220,7 +222,8 @@ class MailPoster:
             return  # a repeated MAIL_SLOT
         if slot.n_bytes < parcel.n_bytes:
             raise ProtocolViolation(f"asked for {parcel.n_bytes:,} bytes of mailbox, {slot.n_bytes:,} were lent")
-        segment = Segment.open(slot.segment, slot.n_bytes)
+        with self._connection.opening_memory():
+            segment = Segment.open(slot.segment, slot.n_bytes)
         try:
             parcel.write(segment.bytes)
         finally:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from replay_server_protocol.errors import AttachRefused, InvalidRequest, ProtocolViolation, SchemaMismatch
+from replay_server_protocol.errors import AttachRefused, InvalidRequest, ProtocolViolation, SchemaMismatch, shown
 from replay_server_protocol.messages import RingAt
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
-from torch import Tensor
+
+from replay_server_client.ring_tensors import NO_RING, RingTensors
 
 PROOF_BYTES = 64
 _ONE_THREAD_DEVICES = {"mps"}
@@ -23,9 +24,9 @@ _ONE_THREAD_DEVICES = {"mps"}
 
 
 class RingMapping(Protocol):
-    """``rows`` is the ring, ``uint8[ring_rows, stride]``, until ``close``."""
+    """``tensors`` are views of it, until ``close``."""
 
-    rows: Tensor
+    tensors: RingTensors
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
         """Bytes of the allocation, read through the mapping. Waits for the device."""
@@ -37,27 +38,29 @@ class RingMapping(Protocol):
 class HostMapping:
     """A ring in a shared segment."""
 
-    def __init__(self, at: RingAt, stride: int) -> None:
+    def __init__(self, at: RingAt, schema: Schema) -> None:
         self._segment = Segment.open(_segment_name(at), at.alloc_bytes)
-        self.rows = torch.from_numpy(self._segment.bytes)[: at.ring_rows * stride].view(at.ring_rows, stride)
+        self.tensors = RingTensors.of(torch.from_numpy(self._segment.bytes), at, schema)
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
         return self._segment.bytes[offset : offset + n_bytes].tobytes()
 
     def close(self) -> None:
-        self.rows = torch.empty(0, dtype=torch.uint8)
+        self.tensors = NO_RING
         self._segment.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One generation's ring as this learner uses it. Batches lie on ``device``; ``stream`` is theirs on CUDA, with high priority."""
+    """One generation's ring as this learner uses it. Batches lie on ``device``; on CUDA ``stream`` is theirs, with high priority, and
+    ``graph_pool`` the memory of the graphs that run on it."""
 
     at: RingAt
     schema: Schema
     mapping: RingMapping
     device: torch.device
     stream: torch.cuda.Stream | None
+    graph_pool: Any = None  # torch's type for it is private
 
     @property
     def is_staged(self) -> bool:
@@ -77,17 +80,17 @@ def is_for_one_thread(device: str) -> bool:
 def check_device(device: str) -> str:
     """Returns ``device`` if it is one of auto, cpu, cuda, cuda:N, mps and is there; raises InvalidRequest otherwise."""
     if not isinstance(device, str):
-        raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")
+        raise InvalidRequest(f"device={shown(device)}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")
     kind, colon, index = device.partition(":")
     if device not in ("auto", "cpu", "cuda", "mps") and not (kind == "cuda" and colon and index.isdecimal()):
-        raise InvalidRequest(f"device={device!r}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")
+        raise InvalidRequest(f"device={shown(device)}: one of 'auto', 'cpu', 'cuda', 'cuda:N', 'mps'")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise InvalidRequest(f"device={device!r}: this torch sees no MPS device; use device='cpu'")
+        raise InvalidRequest(f"device={shown(device)}: this torch sees no MPS device; use device='cpu'")
     if kind == "cuda":
         if not torch.cuda.is_available():
-            raise InvalidRequest(f"device={device!r}: this torch sees no CUDA device; use device='cpu' or a torch built for CUDA")
+            raise InvalidRequest(f"device={shown(device)}: this torch sees no CUDA device; use device='cpu' or a torch built for CUDA")
         if index and int(index) >= torch.cuda.device_count():
-            raise InvalidRequest(f"device={device!r}: there are {torch.cuda.device_count()} CUDA devices here")
+            raise InvalidRequest(f"device={shown(device)}: there are {torch.cuda.device_count()} CUDA devices here")
     return device
 
 
@@ -110,9 +113,10 @@ def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) 
     chosen = _place(at, device)
     if chosen.type == "mps" and (doubles := [field.name for field in schema if field.dtype == "float64"]):
         raise AttachRefused(f"MPS has no float64, the dtype of {', '.join(doubles)}: make that float32, or connect with device='cpu'")
-    mapping = _map_cuda(at, schema.stride, chosen, server_pid) if at.storage == "cuda" else HostMapping(at, schema.stride)
-    stream = torch.cuda.Stream(chosen, priority=-1) if chosen.type == "cuda" else None
-    return Ring(at, schema, mapping, chosen, stream)
+    mapping = _map_cuda(at, schema, chosen, server_pid) if at.storage == "cuda" else HostMapping(at, schema)
+    if chosen.type != "cuda":
+        return Ring(at, schema, mapping, chosen, None)
+    return Ring(at, schema, mapping, chosen, torch.cuda.Stream(chosen, priority=-1), torch.cuda.graph_pool_handle())
 
 
 def _place(at: RingAt, device: str) -> torch.device:
@@ -134,11 +138,13 @@ def _place_cuda(at: RingAt, device: str) -> torch.device:
         )
     chosen = torch.device("cuda", uuids.index(at.device_uuid))
     if ":" in device and torch.device(device) != chosen:
-        raise AttachRefused(f"the ring is on {chosen} (GPU {at.device_uuid}), device={device!r} was asked for; connect with device='cuda'")
+        raise AttachRefused(
+            f"the ring is on {chosen} (GPU {at.device_uuid}), device={shown(device)} was asked for; connect with device='cuda'"
+        )
     return chosen
 
 
-def _map_cuda(at: RingAt, stride: int, device: torch.device, server_pid: int) -> RingMapping:
+def _map_cuda(at: RingAt, schema: Schema, device: torch.device, server_pid: int) -> RingMapping:
     if server_pid == os.getpid():  # the driver takes equal pids for one process and refuses to open its own handle (error 201)
         raise AttachRefused(
             f"server and learner both have pid {server_pid}, each in its own PID namespace: CUDA can't tell them apart; "
@@ -148,7 +154,7 @@ def _map_cuda(at: RingAt, stride: int, device: torch.device, server_pid: int) ->
         from replay_server_client.mapping_cuda import CudaMapping
     except ImportError as error:
         raise AttachRefused(f"mapping a CUDA ring needs cuda-bindings ({error}); install replay-server[cuda]") from error
-    return CudaMapping(at, stride, device)
+    return CudaMapping(at, schema, device)
 
 
 def _segment_name(at: RingAt) -> str:

@@ -6,6 +6,9 @@ import torch
 from cuda.bindings import runtime as cudart
 from replay_server_protocol.errors import AttachRefused, DeviceError, ProtocolViolation
 from replay_server_protocol.messages import RingAt
+from replay_server_protocol.schema import Schema
+
+from replay_server_client.ring_tensors import NO_RING, RingTensors
 
 _HANDLE_BYTES = 64
 
@@ -13,7 +16,7 @@ _HANDLE_BYTES = 64
 class CudaMapping:
     """``at``'s allocation opened on ``device``, which must be the GPU it lies on."""
 
-    def __init__(self, at: RingAt, stride: int, device: torch.device) -> None:
+    def __init__(self, at: RingAt, schema: Schema, device: torch.device) -> None:
         if len(at.handle) != _HANDLE_BYTES:
             raise ProtocolViolation(f"a CUDA IPC handle has {_HANDLE_BYTES} bytes, {len(at.handle)} came")
         self._device = device
@@ -30,7 +33,7 @@ class CudaMapping:
                 "driver with CUDA IPC; --storage host works without"
             )
         self._memory = torch.as_tensor(_Allocation(int(self._address), at.alloc_bytes), device=device)
-        self.rows = self._memory[: at.ring_rows * stride].view(at.ring_rows, stride)
+        self.tensors = RingTensors.of(self._memory, at, schema)
         self._is_open = True
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
@@ -41,7 +44,7 @@ class CudaMapping:
             return
         self._is_open = False
         torch.cuda.synchronize(self._device)
-        self.rows = self._memory = torch.empty(0, dtype=torch.uint8)
+        self.tensors, self._memory = NO_RING, torch.empty(0, dtype=torch.uint8)
         with torch.cuda.device(self._device):
             (status,) = cudart.cudaIpcCloseMemHandle(self._address)
         if status != cudart.cudaError_t.cudaSuccess:

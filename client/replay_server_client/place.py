@@ -6,14 +6,14 @@ from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Grant
 from replay_server_protocol.states import BUFFER, BufferEvent, BufferState, move
 
-from replay_server_client.batch import BatchBuffer
+from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.gather import Gather
 
 
 class Place:
     """One batch buffer with its gather, its state, and the request it holds or waits for."""
 
-    __slots__ = ("asked_committed", "asked_ns", "committed", "gather", "grant", "memory", "number", "state", "submitted_ns")
+    __slots__ = ("asked_committed", "asked_ns", "committed", "gather", "grant", "memory", "number", "seen", "state", "submitted_ns")
 
     def __init__(self, memory: BatchBuffer, gather: Gather, number: int) -> None:
         self.memory = memory
@@ -25,14 +25,21 @@ class Place:
         self.asked_ns = 0
         self.asked_committed = 0
         self.submitted_ns = 0
+        self.seen = (0, 0, 0)  # generation, session and lease of the newest grant that came, taken or not
 
     def happen(self, event: BufferEvent) -> None:
         self.state = move(BUFFER, self.state, event)
 
     def has_had(self, grant: Grant) -> bool:
-        """Whether ``grant`` is a repeat of this place's last one. Lease numbers start again with each generation."""
-        last = self.grant
-        return last is not None and (last.lease, last.generation, last.session) == (grant.lease, grant.generation, grant.session)
+        """Notes ``grant``, and tells whether it came before: repeated like its request, whether it was taken then or given back.
+
+        A lease that was given back must not be gathered under. Leases come in the order of their numbers, anew in each generation.
+        """
+        generation, session, newest = self.seen
+        if (generation, session) == (grant.generation, grant.session) and grant.lease <= newest:
+            return True
+        self.seen = grant.generation, grant.session, grant.lease
+        return False
 
     def granted(self) -> Grant:
         if self.grant is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay_server_protocol.errors import ReplayError
+from replay_server_protocol.errors import ReplayError, ServerGone
 from replay_server_protocol.messages import Proof, RingAt
 from replay_server_protocol.schema import Schema
 
@@ -25,7 +25,10 @@ class ProvenRing:
         """The server said where the ring is; a repeat of that only repeats the proof."""
         if self._mapped is None:
             try:
-                self._mapped = map_ring(at, self._device, self._connection.attached_welcome.pid, self._expected)
+                with self._connection.opening_memory():
+                    self._mapped = map_ring(at, self._device, self._connection.attached_welcome.pid, self._expected)
+            except ServerGone:
+                raise
             except ReplayError as error:
                 self.refusal = error
                 return

@@ -13,8 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from replay_server_protocol.errors import RowsRejected
-from replay_server_protocol.schema import CASTS, PlacedField, Schema
+from replay_server_protocol.errors import RowsRejected, shown
+from replay_server_protocol.schema import CASTS, MOST_NESTED, PlacedField, Schema
+
+from replay_server_client.policy_version import PolicyVersion
 
 Array = npt.NDArray[np.generic]
 Bools = npt.NDArray[np.bool_]
@@ -42,11 +44,17 @@ class RowBlock:
 class RowReader:
     """Turns mappings of arrays into row blocks of one schema; ``lanes`` rows are one step."""
 
-    def __init__(self, schema: Schema, lanes: int) -> None:
+    def __init__(self, schema: Schema, lanes: int, policy: PolicyVersion | None = None) -> None:
+        """Rows without a policy version get that of ``policy``, if the schema has a field for it."""
         self.schema = schema
         self.lanes = lanes
         self._names = frozenset(schema.names)
+        self._policy = policy
+        self._stamped = schema.roles.get("policy_version") if policy is not None and len(self._names) > 1 else None
+        self._given_names = self._names - {self._stamped}
+        self._first = 1 if self._stamped == schema.names[0] else 0  # the field that says how many rows there are
         self._index_of = {name: index for index, name in enumerate(schema.names)}
+        self._stamp_index = self._index_of[self._stamped] if self._stamped is not None else -1
         self._wanted = tuple((field, field.numpy_dtype, field.shape) for field in schema)
 
     def read(
@@ -55,7 +63,9 @@ class RowReader:
         """The block of ``rows``. Raises RowsRejected naming the field and what would be right."""
         given = self._named(rows)
         arrays = [_array_of(field, dtype, given[field.name]) for field, dtype, _ in self._wanted]
-        n = self._leading(arrays[0].shape)
+        n = self._leading(arrays[self._first].shape)
+        if self._is_to_stamp(given):
+            arrays[self._stamp_index] = np.broadcast_to(arrays[self._stamp_index], n)
         kept = _mask_of("mask", mask, n)
         if kept is not None and kept.all():
             kept = None
@@ -72,12 +82,17 @@ class RowReader:
         ends = _mask_of("final_mask", final_mask, n)
         return RowBlock(n, tuple(arrays), kept, self._kept_before(kept), ends, self._final(final, ends, n))
 
+    def _is_to_stamp(self, given: Mapping[str, object]) -> bool:
+        return self._stamped is not None and type(given[self._stamped]) is Stamp
+
     def _named(self, rows: Mapping[str, object]) -> Mapping[str, object]:
         if not isinstance(rows, Mapping):
             raise RowsRejected(f"rows must be a mapping of field names to arrays, not {type(rows).__name__}")
         if rows.keys() == self._names:
             return rows
-        flat = dict(_flatten(rows))
+        flat = dict(rows) if rows.keys() == self._given_names else dict(_flatten(rows))
+        if self._stamped is not None and self._policy is not None and self._stamped not in flat:
+            flat[self._stamped] = Stamp(self._policy.version)
         for name in self.schema.names:
             if name not in flat:
                 raise RowsRejected(f"field {name!r} is missing; rows need {', '.join(self.schema.names)}", field=name)
@@ -87,10 +102,11 @@ class RowReader:
     def _check_known(self, flat: Mapping[str, object]) -> None:
         for name in flat:
             if name not in self._names:
-                raise RowsRejected(f"field {name!r} is not in the schema, which has {', '.join(self.schema.names)}", field=name)
+                words = f"field {shown(name)} is not in the schema, which has {', '.join(self.schema.names)}"
+                raise RowsRejected(words, field=shown_name(name))
 
     def _leading(self, first: tuple[int, ...]) -> int:
-        name = self.schema.fields[0].name
+        name = self.schema.fields[self._first].name
         if not first:
             raise RowsRejected(f"field {name!r}: a single value; the leading dimension must count rows", field=name)
         n = first[0]
@@ -106,7 +122,7 @@ class RowReader:
 
     def _misshapen(self, field: PlacedField, shape: tuple[int, ...], n: int) -> RowsRejected:
         if shape and shape[1:] == field.shape:
-            words = f"{shape[0]} rows, field {self.schema.fields[0].name!r} has {n}; every field needs the same leading dimension"
+            words = f"{shape[0]} rows, field {self.schema.fields[self._first].name!r} has {n}; every field needs the same leading dimension"
         else:
             words = f"shape {shape}, must be {(n, *field.shape)}: {n} rows of {field.describe()}"
         return RowsRejected(f"field {field.name!r}: {words}", field=field.name)
@@ -141,14 +157,18 @@ class RowReader:
         return tuple(patches)
 
 
-def on_gpu(rows: object) -> object:
+class Stamp(int):
+    """A version for all rows of one write."""
+
+
+def on_gpu(rows: object, depth: int = MOST_NESTED) -> object:
     """A CUDA tensor among the values of ``rows``, or None. One lookup where torch was never imported."""
-    if "torch" not in sys.modules or not isinstance(rows, Mapping):
+    if "torch" not in sys.modules or not isinstance(rows, Mapping) or not depth:
         return None
     for value in rows.values():
         if type(value) is np.ndarray:  # the usual case, told first: this is on every write's path
             continue
-        found = on_gpu(value) if isinstance(value, Mapping) else value
+        found = on_gpu(value, depth - 1) if isinstance(value, Mapping) else value
         if getattr(found, "is_cuda", False) is True:
             return found
     return None
@@ -187,6 +207,8 @@ def _array_of(field: PlacedField, wanted: np.dtype[np.generic], value: object, w
     """``value`` as an array of the field's dtype or of one that may be cast to it."""
     if type(value) is np.ndarray and value.dtype == wanted:
         return value
+    if type(value) is Stamp:
+        return version_array(value, wanted)
     try:
         array, dtype = as_array(value)
     except TypeError as error:
@@ -198,6 +220,14 @@ def _array_of(field: PlacedField, wanted: np.dtype[np.generic], value: object, w
         return array
     remedy = f", or declare Field({field.dtype!r}, {field.shape}, cast=True)" if dtype in casts else ""
     raise RowsRejected(f"{what}field {field.name!r}: dtype {dtype}, must be {field.dtype}; convert it{remedy}", field=field.name)
+
+
+def version_array(version: int, dtype: np.dtype[np.generic]) -> Array:
+    """Raises RowsRejected when the version is beyond its field."""
+    most = int(np.iinfo(dtype.name).max)
+    if version > most:
+        raise RowsRejected(f"policy version {version:,} is beyond its field's dtype {dtype.name}, which ends at {most:,}; declare int64")
+    return np.array(version, dtype)
 
 
 def _cast(field: PlacedField, array: Array, read: Bools | None) -> Array:
@@ -226,9 +256,15 @@ def _mask_of(what: str, mask: object, n: int) -> Bools | None:
     return array.astype(np.bool_, copy=False)
 
 
-def _flatten(rows: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(rows: Mapping[str, object], prefix: str = "", depth: int = MOST_NESTED) -> Iterator[tuple[str, object]]:
+    if not isinstance(rows, Mapping) or not depth:
+        raise RowsRejected(f"{shown(rows)}: a mapping of field names to arrays, nested at most {MOST_NESTED} deep, is right")
     for name, value in rows.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{shown_name(name)}.", depth - 1)
         else:
-            yield f"{prefix}{name}", value
+            yield f"{prefix}{shown_name(name)}", value
+
+
+def shown_name(name: object) -> str:
+    return name if isinstance(name, str) else shown(name)

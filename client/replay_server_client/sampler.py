@@ -17,23 +17,27 @@ all others belong to the holder of the engine's lock.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError, ReplayTimeout
-from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
+from replay_server_protocol.errors import InvalidRequest, ProtocolViolation, ReplayError, ReplayTimeout, ServerGone, shown
+from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample, Unused
 from replay_server_protocol.states import BufferEvent, BufferState
 from replay_server_protocol.trace import CALLING_THREAD
 
-from replay_server_client.batch import Batch, BatchBuffer
+from replay_server_client.batch import Batch
+from replay_server_client.batch_buffer import BatchBuffer
+from replay_server_client.compiled import HowToRun, plain
 from replay_server_client.connection import error_of
 from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
-from replay_server_client.draw import DRAWS
+from replay_server_client.draw import Parameters
 from replay_server_client.gather import Work, make_gather
 from replay_server_client.place import Place
-from replay_server_client.request import Request, Seeds, is_count
+from replay_server_client.request import Request, Seeds, check_exponent, is_count
 
 if TYPE_CHECKING:
     from replay_server_client.engine import Engine
@@ -43,6 +47,8 @@ _MOST_LATE = 3
 _GATHER_NAP_S = 50e-6
 _RETURN_NAP_S = 200e-6
 _READY = BufferState.READY
+_ALPHA, _BETA = 0.6, 0.4
+"""Of Schaul et al. 2016, section 4, proportional variant."""
 _REQUESTS, _GATHERS = "requests", "gathers"
 
 
@@ -59,9 +65,11 @@ class Counters:
 class Sampler:
     """Batches of one fixed request; made by ``Learner.sampler`` and used by the thread that uses the learner."""
 
-    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int) -> None:
+    def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int, how: HowToRun = plain) -> None:
         self.request = request
+        self._how = how
         self.counters = Counters()
+        self.counted_rows = request.rows  # of each batch, as samples per insert counts
         self._engine = engine
         self._trace = engine.trace
         self._ordinal = ordinal
@@ -77,9 +85,16 @@ class Sampler:
         self._is_waited_for = False
         self._late_in_a_row = 0
         self._error: ReplayError | None = None
+        self._alpha, self._beta = _ALPHA, _BETA
+        self._refused_before = 0
 
-    def sample(self, *, min_committed: int = 0, timeout: float | None = 5.0) -> Batch:
+    def sample(
+        self, *, min_committed: int = 0, timeout: float | None = 5.0, alpha: float | None = None, beta: float | None = None
+    ) -> Batch:
         """The next batch, drawn from a window whose ``committed`` is at least ``min_committed``.
+
+        ``alpha`` and ``beta``, the exponents of priorities and importance weights, hold for all draws to come until others are given;
+        batches made ready ahead were drawn with those before. They are 0.6 and 0.4 at first.
 
         The batch before it ends with this call: its batch buffer is filled again once the work queued so far on the caller's current
         stream is done. Costs a few microseconds when the batch is ready; waits up to ``timeout`` seconds otherwise.
@@ -89,7 +104,11 @@ class Sampler:
         trace = self._trace
         begin_ns = trace.now_ns() if trace is not None else 0
         self._engine.connection.check_process()
+        if alpha is not None or beta is not None:
+            self._alpha, self._beta = self._exponents(alpha, beta)
         self._give_back()
+        if self.request.is_by_priority:
+            self._look_at_refused()
         place = self._places[self._turn] if self._places else None
         if place is None or place.state is not _READY or self._ring is None or place.committed < min_committed:
             place = self._wait(min_committed, timeout)
@@ -106,10 +125,40 @@ class Sampler:
         """
         self._engine.connection.check_process()
         if not is_count(min_committed, 0):
-            raise InvalidRequest(f"min_committed={min_committed!r}: a seq, at least 0")
+            raise InvalidRequest(f"min_committed={shown(min_committed)}: a seq, at least 0")
         self._engine.act(lambda: self._raise_expectation(min_committed))
 
+    def has_lent(self, batch: Batch) -> bool:
+        """Whether ``batch`` is this sampler's last one, not given back yet."""
+        return self._lent is not None and self._lent[0] is batch
+
+    def written_counts(self) -> tuple[int, int, int]:
+        """Writes of rows that had left the window, priorities that were none, draws with nothing but zero priorities: as far as seen."""
+        counts = [write_back.seen_counts() for place in self._places for write_back in place.gather.write_backs]
+        stale, refused, all_zero = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0, 0)
+        return stale, refused, all_zero
+
     # The caller's thread, without the lock
+
+    def _exponents(self, alpha: float | None, beta: float | None) -> tuple[float, float]:
+        """Those of the draws to come: what is given, else as before. Raises InvalidRequest by name, and nothing has changed."""
+        if not self.request.is_by_priority:
+            raise InvalidRequest("alpha and beta are exponents of priorities: sample with by='priority'")
+        return (
+            self._alpha if alpha is None else check_exponent("alpha", alpha),
+            self._beta if beta is None else check_exponent("beta", beta),
+        )
+
+    def _look_at_refused(self) -> None:
+        """Tells what the device has counted by now; a strict request raises."""
+        refused = self.written_counts()[1]
+        new, self._refused_before = refused - self._refused_before, refused
+        if new <= 0:
+            return
+        told = f"update_priorities was given {new:,} values that are not finite and 0 or above; the rows kept the priorities they had"
+        if self.request.strict:
+            raise InvalidRequest(told, refused=new)
+        warnings.warn(told, RuntimeWarning, stacklevel=4)
 
     def _give_back(self) -> None:
         if self._lent is not None:
@@ -133,7 +182,7 @@ class Sampler:
 
     def _wait(self, min_committed: int, timeout: float | None) -> Place:
         if not is_count(min_committed, 0):
-            raise InvalidRequest(f"min_committed={min_committed!r}: a seq, at least 0")
+            raise InvalidRequest(f"min_committed={shown(min_committed)}: a seq, at least 0")
         deadline = Deadline(timeout)
         self._min_committed = min_committed
         self._is_waited_for = True
@@ -150,7 +199,7 @@ class Sampler:
         reason = self._engine.explain(self._ordinal, place.number if place else 0, deadline)
         if place is not None and self._period == 1:
             self._engine.act(lambda: self._cancel(place))
-        return ReplayTimeout(f"sample({self.request.rows:,}) waited {deadline.elapsed_s:.2f} s: {reason}", rows=self.request.rows)
+        return ReplayTimeout(f"{self.request.describe()} waited {deadline.elapsed_s:.2f} s: {reason}", rows=self.request.rows)
 
     # Under the engine's lock
 
@@ -158,10 +207,20 @@ class Sampler:
         self._expected = min_committed
         for place in self._places:
             if place.state is _READY and place.committed < min_committed:
-                place.happen(BufferEvent.STALE)
-                self.counters.dropped += 1
+                self._drop_ready(place)
             elif place.state is BufferState.REQUESTED and place.asked_committed < min_committed:
                 place.asked_ns = 0
+
+    def _drop_ready(self, place: Place) -> None:
+        """It was released as used when its gather was complete: only now it is known that nobody will have it."""
+        place.happen(BufferEvent.STALE)
+        self.counters.dropped += 1
+        self._say_unused(place)
+
+    def _say_unused(self, place: Place) -> None:
+        connection, grant = self._engine.connection, place.granted()
+        if connection.is_attached and grant.session == connection.session:  # another session's rows are not this one's to refund
+            connection.send(Unused(grant.session, grant.generation, self.counted_rows))
 
     @property
     def _wanted(self) -> int:
@@ -179,8 +238,7 @@ class Sampler:
             self._bind(ring)
         place = self._places[self._turn]
         if place.state is _READY and place.committed < self._wanted:
-            place.happen(BufferEvent.STALE)
-            self.counters.dropped += 1
+            self._drop_ready(place)
         if place.state is BufferState.FREE or place.asked_committed != self._wanted:
             place.asked_ns = 0  # ask, or ask again for what this call wants
             self._engine.conversation.advance()
@@ -190,29 +248,31 @@ class Sampler:
         """Points every batch buffer at ``ring``; the buffers stay the same while schema and device do."""
         if self.request.rows > ring.at.capacity:
             raise InvalidRequest(
-                f"n={self.request.rows:,} rows can never be drawn: the server's capacity is {ring.at.capacity:,} rows",
+                f"{self.request.describe()} can never be drawn, n={self.request.rows:,} rows: the server's capacity is "
+                f"{ring.at.capacity:,} rows",
                 rows=self.request.rows,
                 capacity_rows=ring.at.capacity,
             )
-        kind = (ring.schema.fingerprint, ring.device, ring.is_staged)
+        kind = (ring.schema, ring.schema.overlay, ring.device, ring.is_staged)
         if kind != self._kind:
             self._kind, self._places, self._turn = kind, [self._make_place(ring, index) for index in range(self._period)], 0
         for place in self._places:
             if place.state is _READY:
                 place.happen(BufferEvent.FORGET)
-            place.gather.bind(ring.mapping.rows)
+            place.gather.bind(ring.mapping.tensors)
+            place.memory.write_back.forget()  # its batch was one of another ring
         self._ring = ring
 
     def _make_place(self, ring: Ring, index: int) -> Place:
-        memory = BatchBuffer(index, ring.schema, self.request.rows, ring.device)
-        return Place(memory, make_gather(ring, memory, DRAWS[self.request.by]), self.counters.batches + 1 + index)
+        memory = BatchBuffer(index, ring.schema, self.request, ring.device)
+        return Place(memory, make_gather(ring, memory, self._how), self.counters.batches + 1 + index)
 
     def advance(self, now_ns: int) -> bool:
         """Hands in what was gathered and asks for what became free: that is the prefetch. True if a message was sent."""
         if self._ring is None:
             return False
         has_sent = False
-        for place in self._places:
+        for place in self._in_turn():  # what is handed out first is asked for first
             if place.state is BufferState.GATHERING and self._is_complete(place):
                 self._hand_in(place)
                 has_sent = True
@@ -249,10 +309,18 @@ class Sampler:
         if self._trace is not None and place.asked_ns:  # 0: it was about to be asked for again
             self._trace.record(_REQUESTS, "request", place.asked_ns, place.submitted_ns, number=place.number, committed=grant.committed)
         try:
-            place.gather.submit((key, grant.tail, grant.committed - grant.tail))
+            place.gather.submit(self._parameters(place, key, grant))
         except Exception:
             self._give_up(place)
             raise
+
+    def _parameters(self, place: Place, key: int, grant: Grant) -> Parameters:
+        """Of the next draw into ``place``; takes along what was written about the batch that lay there."""
+        written = place.memory.write_back
+        flags = int(written.has_priorities), int(written.has_values)
+        written.forget()
+        half_life_rows = self.request.half_life_rows or 0.0
+        return Parameters(key, grant.tail, grant.committed - grant.tail, *flags, self._alpha, self._beta, half_life_rows)
 
     def _is_complete(self, place: Place) -> bool:
         """Raises what the gather raised, after giving the lease back: its rows are nobody's batch."""
@@ -275,18 +343,29 @@ class Sampler:
                 place.happen(BufferEvent.FORGET)
 
     def claim(self) -> Work | None:
-        """The batch whose turn is next comes first."""
-        in_turn = self._places[self._turn :] + self._places[: self._turn]
-        gathering = (place for place in in_turn if place.state is BufferState.GATHERING)
-        return next((work for place in gathering if (work := place.gather.claim()) is not None), None)
+        """The batch whose turn is next comes first. Where draws read what is written back, one at a time, in the order of their leases."""
+        gathering = [place for place in self._in_turn() if place.state is BufferState.GATHERING]
+        is_in_order = any(place.memory.write_back.is_kept for place in gathering)
+        for place in sorted(gathering, key=lambda place: place.submitted_ns) if is_in_order else gathering:
+            if (work := place.gather.claim()) is not None:
+                return work
+            if is_in_order and place.gather.is_claimed:
+                return None
+        return None
+
+    def _in_turn(self) -> list[Place]:
+        return self._places[self._turn :] + self._places[: self._turn]
 
     def forget(self) -> None:
-        """Ready batches stay as they are: they are the caller's, who drops them when it binds to the next ring."""
+        """Ready batches stay as they are: they are the caller's, who drops them when it binds to the next ring. Not counted now."""
         self._ring = None
         self._expected = 0  # seqs of the next server start anew
         for place in self._places:
             if place.state in (BufferState.REQUESTED, BufferState.GATHERING):
                 place.happen(BufferEvent.FORGET)
+            elif place.state is _READY:
+                with contextlib.suppress(ServerGone):
+                    self._say_unused(place)
             place.gather.unbind()
 
     def nap_s(self) -> float:
@@ -304,7 +383,7 @@ class Sampler:
                 connection.generation,
                 self._ordinal,
                 place.number,
-                request.rows,
+                self.counted_rows,
                 place.asked_committed,
                 request.max_age_rows,
             )

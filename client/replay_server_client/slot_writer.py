@@ -10,79 +10,19 @@ A step (one row a lane) is never split over two slots. Rows left out by a mask t
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from replay_server_protocol.errors import InvalidRequest, RowsRejected
-from replay_server_protocol.messages import SegmentLent
+from replay_server_protocol.errors import InvalidRequest, RowsRejected, shown
 from replay_server_protocol.moments import Moments, pack_scalars
-from replay_server_protocol.schema import PlacedField, Schema
+from replay_server_protocol.schema import PlacedField
+from replay_server_protocol.versions import pack_versions
 
-from replay_server_client.rows import Array, Bools, RowBlock
-
-_FLOATS = ("float16", "float32", "float64", "bfloat16")
-
-
-class LaneChains:
-    """Which lanes' next row no link may lead into. Outlives slots and sessions."""
-
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
-        self.is_cut: Bools = np.zeros(lanes, np.bool_)
-        self.has_cut = False
-
-    def cut(self, lanes: npt.NDArray[np.integer] | Bools | slice) -> None:
-        """These lanes' chains end here."""
-        self.is_cut[lanes] = True
-        self.has_cut = bool(self.is_cut.any())
-
-    def cut_all(self) -> None:
-        self.cut(slice(None))
-
-    def take(self) -> Bools | None:
-        """The lanes that are cut, None if none is; here they are whole again."""
-        if not self.has_cut:
-            return None
-        cut, self.is_cut, self.has_cut = self.is_cut, np.zeros(self.lanes, np.bool_), False
-        return cut
-
-    def mark(self, lane_of: npt.NDArray[np.int32]) -> None:
-        """Turns the first row of every cut lane in ``lane_of`` to ~lane; those lanes are whole again after it."""
-        lanes, first = np.unique(lane_of, return_index=True)
-        cut = self.is_cut[lanes]
-        lane_of[first[cut]] = ~lanes[cut]
-        self.is_cut[lanes] = False
-        self.has_cut = bool(self.is_cut.any())
-
-
-class SlotPlan:
-    """What all slots of one session have in common."""
-
-    def __init__(self, schema: Schema, chains: LaneChains, lent: SegmentLent) -> None:
-        self.schema = schema
-        self.chains = chains
-        self.slot_rows = lent.slot_rows
-        self.lanes = chains.lanes
-        self.links = lent.links
-        self.nonfinite = lent.nonfinite
-        self.moments = tuple(schema[name] for name in lent.moments)
-        self.checked = () if lent.nonfinite == "allow" else checked_fields(schema)
-        self.scalars = tuple(field for field in {*self.checked, *self.moments} if not field.shape and field.dtype != "bfloat16")
-        self.lane_of = np.resize(np.arange(self.lanes, dtype=np.int32), self.slot_rows)
-
-    def with_chains(self, chains: LaneChains) -> SlotPlan:
-        """The same plan for slots whose cuts are kept in ``chains``."""
-        other = copy.copy(self)
-        other.chains = chains
-        return other
-
-
-def checked_fields(schema: Schema) -> tuple[PlacedField, ...]:
-    """The fields the non-finite policy looks at: the reward, if it is a float."""
-    return tuple(field for role, name in schema.roles.items() if role == "reward" and (field := schema[name]).dtype in _FLOATS)
+from replay_server_client.episodes import LaneSums
+from replay_server_client.rows import Array, Bools, RowBlock, version_array
+from replay_server_client.slot_plan import SlotPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +34,10 @@ class Filled:
     nonfinite: int
     lanes: bytes
     moments: list[bytes]
+    episodes: bytes
+    versions: bytes
+    offender: tuple[str, int] | None
+    """The first row rejected or nonfinite: the field, and the row's place among those placed."""
 
 
 class SlotWriter:
@@ -110,13 +54,17 @@ class SlotWriter:
         self._plan = plan
         self._views = tuple(field.view(rows_bytes) for field in plan.schema)
         self._view_of = dict(zip(plan.schema.names, self._views, strict=True))
-        self._lane_of = np.empty(plan.slot_rows if plan.links else 0, np.int32)
+        self._lane_of = np.empty(plan.slot_rows if plan.keeps_lanes else 0, np.int32)
         self._is_plain = True  # whole steps over all lanes in order, nothing cut
 
     @property
     def is_full(self) -> bool:
         """No room for another whole step."""
         return self._plan.slot_rows - self.rows < self._plan.lanes
+
+    @property
+    def version_field(self) -> PlacedField | None:
+        return self._plan.version
 
     def reset(self) -> None:
         self.rows = 0
@@ -163,21 +111,27 @@ class SlotWriter:
         Under ``reject`` the rows left close up, and a lane that lost a row is cut there.
         """
         rejected = nonfinite = 0
+        offender: tuple[str, int] | None = None
         plan, rows = self._plan, self.rows
         scalars = {field.name: pack_scalars(self._view_of[field.name][:rows]) for field in plan.scalars} if rows else {}
         for field in plan.checked:
             finite = None if scalars.get(field.name) else self._finite_rows(field)
             if finite is None:
                 continue
+            offender = offender or (field.name, int(finite.argmin()))
             if plan.nonfinite == "count":
                 nonfinite += self.rows - int(finite.sum())
             else:
                 rejected += self._reject(finite)
         if rejected:
             scalars = {}
-        moments = [scalars.get(field.name) or self._moments(field).pack() for field in plan.moments] if self.rows else []
-        lanes = b"" if self._is_plain or not self._plan.links else self._lane_of[: self.rows].tobytes()
-        return Filled(self.rows, rejected, nonfinite, lanes, moments)
+        if not self.rows:
+            return Filled(0, rejected, nonfinite, b"", [], b"", b"", offender)
+        returns, episodes = (b"", b"") if plan.sums is None else self._along_lanes(plan.sums)
+        moments = [returns if field is None else scalars.get(field.name) or self._moments(field).pack() for field in plan.moments]
+        lanes = b"" if self._is_plain or not plan.links else self._lane_of[: self.rows].tobytes()
+        versions = b"" if plan.version is None else pack_versions(self._view_of[plan.version.name][: self.rows])  # type: ignore[arg-type]
+        return Filled(self.rows, rejected, nonfinite, lanes, moments, episodes, versions, offender)
 
     def _patch(self, block: RowBlock, start: int, stop: int, mask: Bools | None) -> None:
         """Puts the final values of the rows of ``final_mask`` in their places; the claim that follows makes them count."""
@@ -190,7 +144,7 @@ class SlotWriter:
     def _claim(self, rows: int, mask: Bools | None) -> None:
         plan, at = self._plan, self.rows
         self.rows = at + rows
-        if not plan.links:
+        if not plan.keeps_lanes:
             return
         lane_of = self._lane_of[at : at + rows]
         if mask is None:
@@ -219,11 +173,24 @@ class SlotWriter:
         finite = self._finite_rows(field)
         if finite is not None:
             values = values[finite]
-        return Moments.of(values) if len(values) else Moments.empty(field.elements)
+        with np.errstate(over="ignore"):
+            moments = Moments.of(values) if len(values) else Moments.empty(field.elements)
+        return moments if np.isfinite(moments.mean).all() else Moments.empty(field.elements)  # a sum beyond float64
+
+    def _along_lanes(self, sums: LaneSums) -> tuple[bytes, bytes]:
+        """Packed moments of the running return, and the episodes that ended."""
+        fields, n = sums.fields, self.rows
+        ends = np.zeros(n, np.bool_)
+        for field in fields.ends:
+            ends |= self._view_of[field.name][:n].reshape(n) != 0
+        firsts = None if fields.first is None else self._view_of[fields.first.name][:n].reshape(n) != 0
+        return sums.take(
+            self._floats(fields.reward).reshape(n).astype(np.float64), ends, firsts, None if self._is_plain else self._lane_of[:n]
+        )
 
     def _reject(self, finite: Bools) -> int:
         rows = self.rows
-        if self._plan.links:
+        if self._plan.keeps_lanes:
             self._cut_around(finite)
             self._lane_of[: int(finite.sum())] = self._lane_of[:rows][finite]
         self.rows = int(finite.sum())
@@ -255,13 +222,22 @@ class LentSlot:
         self._writer = writer
         self._lanes = lanes
         self._rows: int | None = None
+        self._named: set[str] = set()
         self._is_over = False
 
     def __getitem__(self, name: str) -> Array:
         """The field's column. Raises InvalidRequest after the ``with`` block: the slot is the server's then."""
         if self._is_over:
             raise InvalidRequest("this slot was handed over with its with block; lend another with collector.slot()")
-        return self._writer.view(name)
+        column = self._writer.view(name)
+        self._named.add(name)
+        return column
+
+    def stamp(self, version: int) -> None:
+        """Writes the policy's version into the rows, if the schema has a field for it that was not named in the block."""
+        field = self._writer.version_field
+        if field is not None and field.name not in self._named:
+            self._writer.view(field.name)[: self.checked_rows()] = version_array(version, field.numpy_dtype)
 
     def end(self) -> None:
         self._is_over = True
@@ -280,7 +256,7 @@ class LentSlot:
     def rows(self, rows: int) -> None:
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or not 0 <= rows <= self.max_rows or rows % self._lanes:
             raise RowsRejected(
-                f"slot.rows = {rows!r}: must be a multiple of {self._lanes} lanes from 0 to {self.max_rows}",
+                f"slot.rows = {shown(rows)}: must be a multiple of {self._lanes} lanes from 0 to {self.max_rows}",
                 rows=rows,
                 max_rows=self.max_rows,
             )

@@ -19,8 +19,10 @@ from replay_server_protocol.states import SLOT, SlotEvent, SlotState, move
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
 from replay_server_client.connection import Connection
+from replay_server_client.policy_version import PolicyVersion
 from replay_server_client.rows import RowBlock
-from replay_server_client.slot_writer import LaneChains, SlotPlan, SlotWriter
+from replay_server_client.slot_plan import LaneChains, SlotPlan
+from replay_server_client.slot_writer import SlotWriter
 
 if TYPE_CHECKING:
     from replay_server_client.device_rows import Device, DeviceBlock, DeviceSlot, DeviceSlots
@@ -57,6 +59,7 @@ class LentSlots:
         schema: Schema,
         chains: LaneChains,
         counts: Counts,
+        policy: PolicyVersion,
         trace: Trace | None = None,
     ) -> None:
         """Maps the segment. Raises ProtocolViolation if it can't be what was lent."""
@@ -71,10 +74,13 @@ class LentSlots:
         self.committed = 0
         self._masked = 0  # rows left out by a mask since the last publish
         self._rejected = 0
+        self._handed_over = 0  # rows of slots before the next one, rejected ones among them
+        self._policy = policy
         self._connection = connection
         self._counts = counts
         self._trace = trace
-        self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
+        with connection.opening_memory():
+            self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
         slots = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
         self._plan = SlotPlan(schema, chains, lent)
         self._writers = [SlotWriter(i, slots[i].reshape(lent.slot_rows, schema.stride), self._plan) for i in range(lent.depth)]
@@ -165,7 +171,10 @@ class LentSlots:
             self._hand_over(self._sealed.popleft())
 
     def _hand_over(self, writer: SlotWriter | DeviceSlot) -> None:
-        """Publishes the rows left in the slot, or frees it. Its bytes are written by then; the message orders them."""
+        """Publishes the rows left in the slot; one without any only to tell of rejected rows, else it is freed.
+
+        Its bytes are written by then; the message orders them.
+        """
         trace = self._trace
         begin_ns = trace.now_ns() if trace is not None else 0
         placed = writer.rows
@@ -177,13 +186,29 @@ class LentSlots:
         self._rejected += filled.rejected
         self._counts.rows_rejected += filled.rejected
         self._counts.rows_nonfinite += filled.nonfinite
-        if filled.rows == 0:
+        before, self._handed_over = self._handed_over, self._handed_over + filled.rows + filled.rejected
+        if filled.rows == 0 and not self._rejected:
             self._states[writer.index] = move(SLOT, self._states[writer.index], SlotEvent.ABANDON)
             return
         session, generation = self._connection.session, self._connection.generation
         number, masked, rejected = self._number + 1, self._masked, self._rejected
+        field, row = filled.offender or ("", -before)
         message = Publish(
-            session, generation, number, writer.index, filled.rows, masked, rejected, filled.nonfinite, filled.lanes, filled.moments
+            session,
+            generation,
+            number,
+            writer.index,
+            filled.rows,
+            masked,
+            rejected,
+            filled.nonfinite,
+            filled.lanes,
+            filled.moments,
+            filled.episodes,
+            filled.versions,
+            self._policy.mailbox if filled.versions else "",
+            field,
+            before + row,
         )
         self._states[writer.index] = move(SLOT, self._states[writer.index], SlotEvent.PUBLISH)
         if not self._unanswered:

@@ -8,7 +8,9 @@ import zmq
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import ProtocolViolation, ServerGone
 
+from replay_server_client.connection import check_descriptors
 from replay_server_client.deadline import Deadline
+from replay_server_client.silence import why_nobody_answers
 
 _REQUEST = b"status"
 _MAX_REPORT_BYTES = 16 << 20
@@ -17,6 +19,7 @@ _MAX_REPORT_BYTES = 16 << 20
 def query(endpoints: Endpoints, timeout: float | None = 1.0) -> dict[str, object]:
     """The report as a dict (docs name its keys). Raises ServerGone when no server answers within ``timeout`` seconds."""
     deadline = Deadline(timeout)
+    check_descriptors()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPORT_BYTES)
@@ -25,10 +28,7 @@ def query(endpoints: Endpoints, timeout: float | None = 1.0) -> dict[str, object
         socket.send(_REQUEST)
         while not socket.poll(int(min(deadline.remaining_s, 0.5) * 1000) + 1):  # wakes for Ctrl-C at least twice a second
             if deadline.has_passed:
-                raise ServerGone(
-                    f"no server called {endpoints.name!r} answered in {endpoints.run_dir} for {deadline.elapsed_s:.1f} s; "
-                    f"start one with: replay-server serve --name {endpoints.name} --run-dir {endpoints.run_dir}"
-                )
+                raise ServerGone(why_nobody_answers(endpoints, deadline.elapsed_s))
         return _report_of(socket.recv())
 
 

@@ -7,18 +7,29 @@ import os
 
 
 class Wake:
-    """``ring`` makes ``fd`` readable until ``hush``; neither ever waits."""
+    """``ring`` makes ``fd`` readable until ``hush``, if somebody listens; neither ever waits.
+
+    Who is about to sleep calls ``listen``, then looks whether there is something to do, then sleeps; who rings has made the change before.
+    In this order no change is slept over, and a bell that nobody would hear costs no system call.
+    """
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
+        self._is_heard = False
+
+    def listen(self) -> None:
+        self._is_heard = True
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it rings already
-            os.write(self._write, b"!")
+        if self._is_heard:
+            self._is_heard = False  # it rings until it is hushed
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._write, b"!")
 
     def hush(self) -> None:
+        self._is_heard = False
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
 

@@ -12,13 +12,18 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_orig
 
 import msgpack  # type: ignore[import-untyped]
 
-from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.errors import ProtocolViolation, shown
 from replay_server_protocol.messages import MAX_MESSAGE_BYTES, MAX_TEXT, ClientMessage, ServerMessage
 
 Check = Callable[[Any], bool]
 M = TypeVar("M", ClientMessage, ServerMessage)
 
 _MAX_DEPTH = 6
+_LARGE_BYTES = 1 << 16
+_MOST_PARTS = 1 << 17
+_LONGEST_LIST = 1 << 12
+"""msgpack makes a list as long as its head says before it reads on: a thousand heads, one in the other, of a few bytes each, must not
+become gigabytes."""
 
 
 class Codec(Generic[M]):
@@ -38,8 +43,8 @@ class Codec(Generic[M]):
         if len(packed) > MAX_MESSAGE_BYTES:
             raise ProtocolViolation(f"a message has at most {MAX_MESSAGE_BYTES:,} bytes, this one {len(packed):,}")
         try:
-            values: Any = msgpack.unpackb(packed, raw=False, strict_map_key=True)
-        except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            values = _unpack(packed) if len(packed) <= _LARGE_BYTES else _Counted().unpack(packed)
+        except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
             raise ProtocolViolation(f"a message is msgpack: {type(error).__name__}: {str(error)[:80]}") from error
         if type(values) is not list or not values or type(values[0]) is not int or not 0 <= values[0] < len(self._classes):
             raise ProtocolViolation("a message is an array that starts with its code")
@@ -49,9 +54,38 @@ class Codec(Generic[M]):
             raise ProtocolViolation(f"{cls.__name__} has {len(checks)} fields, {len(values)} came")
         for value, (name, is_valid) in zip(values, checks, strict=True):
             if not is_valid(value):
-                raise ProtocolViolation(f"{cls.__name__}.{name}: {str(value)[:80]!r} is out of type or range")
+                raise ProtocolViolation(f"{cls.__name__}.{name}: {shown(value)} is out of type or range")
         made: M = cls._make(values)
         return made
+
+
+def _unpack(packed: bytes) -> Any:
+    return msgpack.unpackb(packed, raw=False, strict_map_key=True, max_array_len=min(len(packed), _LONGEST_LIST))
+
+
+class _Counted:
+    """Unpacks a large message and stops at _MOST_PARTS values: four million empty lists in one message would cost the reader seconds and
+    hundreds of megabytes. What is large and meant is bytes (a publish's lanes); a smaller message can't have so many."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_PARTS
+
+    def unpack(self, packed: bytes) -> Any:
+        return msgpack.unpackb(
+            packed,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=_LONGEST_LIST,
+            max_map_len=_LONGEST_LIST,
+            list_hook=self._count,
+            object_hook=self._count,
+        )
+
+    def _count(self, part: Any) -> Any:
+        self._left -= len(part) + 1
+        if self._left < 0:
+            raise ValueError(f"more than {_MOST_PARTS:,} values")
+        return part
 
 
 def _checks_of(cls: type[Any]) -> list[tuple[str, Check]]:
@@ -80,6 +114,9 @@ def _bounded(kind: Any, bounds: tuple[int, ...]) -> Check:
     if kind is int:
         low, high = bounds
         return lambda value: type(value) is int and low <= value <= high
+    if kind is float:
+        least, largest = bounds
+        return lambda value: type(value) is float and least <= value <= largest
     (most,) = bounds
     if kind is str or kind is bytes:
         return lambda value: type(value) is kind and len(value) <= most
@@ -95,7 +132,18 @@ def _is_plain(value: object, depth: int) -> bool:
         return False
     if type(value) is list:
         return all(_is_plain(part, depth - 1) for part in value)
-    return type(value) is dict and all(type(key) is str and _is_plain(part, depth - 1) for key, part in value.items())
+    return type(value) is dict and all(
+        type(key) is str and len(key) <= MAX_TEXT and _is_plain(part, depth - 1) for key, part in value.items()
+    )
+
+
+def is_text(value: str) -> bool:
+    """Whether a message can hold it: Python's strings may have halves of characters, UTF-8 none."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 client_codec: Codec[ClientMessage] = Codec(ClientMessage)

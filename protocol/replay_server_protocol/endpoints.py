@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from replay_server_protocol.errors import InvalidRequest
+from replay_server_protocol.errors import InvalidRequest, shown
 
 DEFAULT_NAME = "default"
 NAME_VARIABLE = "REPLAY_SERVER_NAME"
@@ -42,6 +42,8 @@ class Endpoints:
 
         Raises InvalidRequest for a name that can't be a file name or a path too long for a socket.
         """
+        if name is not None and not isinstance(name, str):
+            check_name(name)
         endpoints = cls(_resolve_run_dir(run_dir), check_name(name or os.environ.get(NAME_VARIABLE) or DEFAULT_NAME))
         longest = max(len(os.fsencode(path)) for path in (endpoints.control_path, endpoints.status_path))
         if longest > _SOCKET_PATH_BYTES:
@@ -81,15 +83,29 @@ class Endpoints:
 def check_name(name: str, what: str = "server name") -> str:
     """Returns ``name`` if it can stand in a path and in a log line; raises InvalidRequest otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{what} {name!r}: letters, digits, '_', '.' and '-' only, starting with a letter or digit, at most 32")
+        raise InvalidRequest(f"{what} {shown(name)}: letters, digits, '_', '.' and '-' only, starting with a letter or digit, at most 32")
     return name
 
 
 def _resolve_run_dir(run_dir: str | os.PathLike[str] | None) -> Path:
+    if run_dir is not None and not isinstance(run_dir, str | os.PathLike):
+        raise InvalidRequest(f"run_dir={shown(run_dir)}: a path")
     chosen = run_dir or os.environ.get(RUN_DIR_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return _absolute(chosen)
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "replay-server"
     return Path(tempfile.gettempdir()) / f"replay-server-{os.getuid()}"
+
+
+def _absolute(run_dir: str | os.PathLike[str]) -> Path:
+    """Raises InvalidRequest for what no socket can be bound to: ZeroMQ takes UTF-8 addresses alone."""
+    try:
+        path = Path(run_dir).expanduser().absolute()
+        is_plain = "\0" not in str(path) and bool(str(path).encode())
+    except (TypeError, ValueError, RuntimeError) as error:  # a path of bytes, not UTF-8, a home of nobody
+        raise InvalidRequest(f"run directory {shown(run_dir)}: {error}; give another --run-dir") from error
+    if not is_plain:
+        raise InvalidRequest(f"run directory {shown(run_dir)} has a zero byte; give another --run-dir")
+    return path

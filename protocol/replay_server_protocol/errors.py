@@ -6,9 +6,38 @@ class. A class without a row in ``by_code`` cannot be sent.
 
 from __future__ import annotations
 
+import reprlib
 from typing import ClassVar
 
 Detail = int | float | str | bool | None
+
+_SHOWN = 80
+_WIDEST_BITS = 128
+
+
+class _Shown(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = self.maxlong = _SHOWN
+
+    def repr_int(self, x: int, level: int) -> str:  # Python refuses to print one of more than 4,300 digits
+        return repr(x) if x.bit_length() <= _WIDEST_BITS else f"an integer of {x.bit_length():,} bits"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x) if len(x) <= _SHOWN // 4 else f"{x[: _SHOWN // 4]!r}… ({len(x):,} bytes)"
+
+    def repr_dict(self, x: dict[object, object], level: int) -> str:
+        return super().repr_dict(x, level) if len(x) <= _SHOWN else f"a dict of {len(x):,} keys"
+
+
+def shown(value: object) -> str:
+    """``value`` as a message shows it: its ``repr``, cut short. Costs little and never raises, whatever came (deep, huge, hostile)."""
+    try:
+        text = _Shown().repr(value)
+    except Exception:  # noqa: BLE001  a foreign __repr__ may raise anything
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= 2 * _SHOWN else f"{text[: 2 * _SHOWN]}…"
 
 
 class ReplayError(Exception):

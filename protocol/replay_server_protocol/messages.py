@@ -14,6 +14,7 @@ collector                server                    learner                    se
   BYE ──────────────────►                            SAMPLE ───────────────────►
                                                      ◄─────────────────────── GRANT (opens a lease)
                                                      RELEASE ──────────────────► ends it
+                                                     UNUSED ───────────────────► its rows count no more
 ```
 REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING says that the server stops.
 """
@@ -36,6 +37,7 @@ Text = Annotated[str, MAX_TEXT]
 ShortBytes = Annotated[bytes, 64]
 Bytes = Annotated[bytes, MAX_MESSAGE_BYTES]
 Details = Annotated[dict[str, Detail], 64]
+Share = Annotated[float, 0.0, 1.0]
 Wire = Annotated[dict[str, object], 512]  # a schema or a manifest: checked again by its own reader
 
 Role = Literal["collector", "learner", "admin"]
@@ -88,6 +90,8 @@ class SegmentLent(NamedTuple):
     moments: list[Name]
     nonfinite: Literal["reject", "count", "allow"]
     links: bool  # publishes must say which lane each row belongs to
+    finite: list[Name] | None = None  # fields the non-finite policy looks at; None: the reward
+    return_gamma: Share = 0.99  # discount of the running return, where ``moments`` names it
 
 
 class Mapped(NamedTuple):
@@ -101,6 +105,8 @@ class Publish(NamedTuple):
     ``lanes`` (only when the server keeps links): one int32 a row, the row's lane, or ``~lane`` where no link leads into the row;
     empty when the rows are whole steps over all lanes in order and nothing is cut.
     ``moments``: for each field of SegmentLent.moments one entry, as replay_server_protocol.moments packs it.
+    ``episodes``: those whose last row is here, as replay_server_protocol.episodes packs them; empty when there is none.
+    ``versions``: rows by the version of their policy, as replay_server_protocol.versions packs them; empty when rows carry none.
     """
 
     session: Token
@@ -113,6 +119,11 @@ class Publish(NamedTuple):
     nonfinite: Count  # rows with a non-finite value in a checked field
     lanes: Bytes
     moments: list[Bytes]
+    episodes: Bytes = b""
+    versions: Bytes = b""
+    mailbox: Name = ""  # whose versions they are; empty when the collector's user gave them
+    nonfinite_field: Name = ""  # where the first of the rows rejected or nonfinite was seen; empty without one
+    nonfinite_row: Count = 0  # its number among the rows this session has placed, from 0
 
 
 class Credit(NamedTuple):
@@ -138,6 +149,7 @@ class RingAt(NamedTuple):
     schema: Wire
     link_offset: Count | None  # byte offset of the int64 link column, if it is kept
     priority_offset: Count | None
+    overlay_offset: Count | None  # of the mutable fields' newest values, if the schema has such fields
     proof_offset: Count
 
 
@@ -194,6 +206,14 @@ class Release(NamedTuple):
     generation: Token
     lease: Token
     is_used: bool
+
+
+class Unused(NamedTuple):
+    """A batch of ``rows`` rows, released as used, was dropped before anybody had it: its rows don't count as sampled after all."""
+
+    session: Token
+    generation: Token
+    rows: Token
 
 
 class Cancel(NamedTuple):
@@ -343,7 +363,21 @@ class Bye(NamedTuple):
 
 
 ClientMessage = (
-    Hello | Mapped | Publish | Proof | Sample | Release | Cancel | Explain | MailPost | MailWritten | MailAsk | MailReturn | Admin | Bye
+    Hello
+    | Mapped
+    | Publish
+    | Proof
+    | Sample
+    | Release
+    | Cancel
+    | Explain
+    | MailPost
+    | MailWritten
+    | MailAsk
+    | MailReturn
+    | Admin
+    | Bye
+    | Unused
 )
 ServerMessage = (
     Welcome

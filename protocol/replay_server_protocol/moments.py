@@ -18,6 +18,9 @@ from replay_server_protocol.errors import ProtocolViolation
 
 Floats = npt.NDArray[np.float64]
 
+RETURN = "return"
+"""Name of the running discounted return among the fields whose moments are kept; a field of that name comes first."""
+
 _LARGEST = sys.float_info.max
 """What squares beyond it are taken for: they stay numbers."""
 
@@ -81,7 +84,7 @@ class Moments:
 def pack_scalars(values: npt.NDArray[np.generic]) -> bytes | None:
     """``Moments.of(values).pack()`` of ``values[n]``, n >= 1, in a tenth of the time; None if one is not finite."""
     wide = values.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # infinities of both signs
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities of both signs; a sum beyond float64
         mean = float(np.add.reduce(wide)) / len(wide)
     if not math.isfinite(mean):
         return None

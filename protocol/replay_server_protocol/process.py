@@ -24,6 +24,11 @@ class ProcessIdentity:
     def of(cls, pid: int) -> ProcessIdentity:
         return cls(pid, read_start_ticks(pid))
 
+    def is_stopped(self) -> bool:
+        """True while this very process is stopped: by SIGSTOP, a terminal or a debugger. False where that can't be seen."""
+        fields = _read_stat(self.pid)
+        return len(fields) > 19 and fields[0] in "Tt" and int(fields[19]) == self.start_ticks
+
     def is_alive(self) -> bool:
         """True while this very process exists, also when it is stopped; a zombie counts as dead."""
         if self.start_ticks == 0:

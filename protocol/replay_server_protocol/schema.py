@@ -23,7 +23,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
-from replay_server_protocol.errors import SchemaMismatch
+from replay_server_protocol.errors import SchemaMismatch, shown
 
 ROW_ALIGNMENT_BYTES = 16
 MAX_FIELDS = 256
@@ -50,26 +50,36 @@ DTYPES: dict[str, str] = {
 CASTS: dict[str, tuple[str, ...]] = {"float32": ("float64", "bool"), "int32": ("int64",)}
 """Target dtype -> source dtypes that ``Field(cast=True)`` allows; int64 to int32 is range checked."""
 
-ROLES = ("reward", "terminated", "truncated", "first")
+ROLES = ("reward", "terminated", "truncated", "first", "policy_version")
+
+OVERLAY_LAP = "_lap"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 _NAME_LENGTH = 64
+MOST_NESTED = 32  # a dot for each: deeper names are too long anyway
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one field of a row holds: ``dtype`` (a name of DTYPES) and ``shape`` per row; ``cast`` allows the safe casts of CASTS."""
+    """What one field of a row holds: ``dtype`` (a name of DTYPES) and ``shape`` per row; ``cast`` allows the safe casts of CASTS,
+    ``mutable`` lets learners write newer values back (``Learner.update``)."""
 
     dtype: str
     shape: int | tuple[int, ...] = ()
     cast: bool = False
+    mutable: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shape, int | tuple | list):
+            raise SchemaMismatch(f"shape {shown(self.shape)} must be a whole number or a tuple of them")
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        if self.dtype not in DTYPES:
-            raise SchemaMismatch(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if len(shape) > MAX_DIMENSIONS or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in shape):
-            raise SchemaMismatch(f"shape {shape} must have at most {MAX_DIMENSIONS} dimensions of at least 1")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+            raise SchemaMismatch(f"dtype {shown(self.dtype)} is not one of {', '.join(DTYPES)}")
+        for option, value in (("cast", self.cast), ("mutable", self.mutable)):
+            if not isinstance(value, bool):
+                raise SchemaMismatch(f"{option}={shown(value)}: True or False")
+        if len(shape) > MAX_DIMENSIONS or any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_ROW_BYTES for n in shape):
+            raise SchemaMismatch(f"shape {shown(shape)} must have at most {MAX_DIMENSIONS} dimensions of 1 to {MAX_ROW_BYTES:,}")
         if self.cast and self.dtype not in CASTS:
             raise SchemaMismatch(f"cast=True has no safe casts to {self.dtype}; it has to {', '.join(CASTS)}")
         object.__setattr__(self, "shape", shape)
@@ -83,7 +93,7 @@ class Field:
             return cls(spec)
         if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and isinstance(spec[1], int | tuple):
             return cls(spec[0], spec[1])
-        raise SchemaMismatch(f'field {spec!r}: give "dtype", ("dtype", shape) or Field(dtype, shape)')
+        raise SchemaMismatch(f'field {shown(spec)}: give "dtype", ("dtype", shape) or Field(dtype, shape)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,7 @@ class PlacedField:
     cast: bool
     offset: int
     n_bytes: int
+    mutable: bool = False
 
     @property
     def numpy_dtype(self) -> np.dtype[np.generic]:
@@ -121,7 +132,7 @@ class PlacedField:
 class Schema:
     """Ordered fields with their layout, roles and pairs; equal schemas have equal fingerprints.
 
-    ``roles`` maps reward, terminated, truncated, first to field names; ``pairs`` maps a field to the one that holds its next value.
+    ``roles`` maps names of ROLES to field names; ``pairs`` maps a field to the one that holds its next value.
     ``row_bytes`` counts the fields' bytes, ``stride`` what a row takes in memory.
     """
 
@@ -141,11 +152,11 @@ class Schema:
     ) -> Self:
         """Lays out fields in the order given, by mapping (nested ones are flattened with dots) or by keyword.
 
-        Roles and pairs default to the names themselves: ``reward``, ``terminated``, ``truncated``, ``first``; ``next_X`` of ``X``.
+        Roles and pairs default to the names themselves: ``reward``, …; ``next_X`` of ``X``.
         Raises SchemaMismatch naming the field.
         """
         specs: dict[str, object] = {}
-        for name, spec in (*_flatten(fields or {}), *_flatten(named)):
+        for name, spec in (*_flatten({} if fields is None else fields), *_flatten(named)):
             if name in specs:
                 raise SchemaMismatch(f"field {name!r} stands twice", field=name)
             specs[name] = spec
@@ -155,7 +166,7 @@ class Schema:
         for name, spec in specs.items():
             if not _NAME.fullmatch(name) or len(name) > _NAME_LENGTH:
                 raise SchemaMismatch(
-                    f"field name {name!r}: letters, digits and '_', parts joined by '.', at most {_NAME_LENGTH} characters"
+                    f"field name {shown(name)}: letters, digits and '_', parts joined by '.', at most {_NAME_LENGTH} characters"
                 )
             try:
                 field = Field.of(spec)
@@ -165,12 +176,11 @@ class Schema:
             item = np.dtype(DTYPES[field.dtype]).itemsize
             offset = -(-offset // item) * item
             n_bytes = item * math.prod(shape)
-            placed.append(PlacedField(name, field.dtype, shape, field.cast, offset, n_bytes))
+            placed.append(PlacedField(name, field.dtype, shape, field.cast, offset, n_bytes, field.mutable))
             offset += n_bytes
             if offset > MAX_ROW_BYTES:
                 raise SchemaMismatch(f"field {name!r} brings the row to {offset:,} bytes, the limit is {MAX_ROW_BYTES:,}", field=name)
-        known = set(specs)
-        return cls(tuple(placed), _check_roles(known, roles), _check_pairs(placed, pairs))
+        return cls(tuple(placed), _check_roles(placed, _string_map(roles, "roles")), _check_pairs(placed, _string_map(pairs, "pairs")))
 
     @classmethod
     def from_spaces(cls, observation_space: object, action_space: object) -> Self:
@@ -194,9 +204,9 @@ class Schema:
     def __getitem__(self, name: str) -> PlacedField:
         """The field called ``name``; raises SchemaMismatch that lists the names there are."""
         for field in self.fields:
-            if field.name == name:
+            if isinstance(name, str) and field.name == name:
                 return field
-        raise SchemaMismatch(f"there is no field {name!r}; the schema has {', '.join(self.names)}", field=name)
+        raise SchemaMismatch(f"there is no field {shown(name)}; the schema has {', '.join(self.names)}", field=shown(name))
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -215,16 +225,23 @@ class Schema:
         return -(-self.fields[-1].end // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
 
     @property
+    def overlay(self) -> Schema | None:
+        """A record of the overlay column: the lap of the row that it belongs to, then the mutable fields; None if there are none."""
+        mutable = {f.name: Field(f.dtype, f.shape) for f in self.fields if f.mutable}
+        return Schema.of({OVERLAY_LAP: Field("int32"), **mutable}) if mutable else None
+
+    @property
     def fingerprint(self) -> str:
-        """16 hex digits over fields, roles and pairs; casts don't count, they change no byte of the ring."""
+        """16 hex digits over fields, roles and pairs; what is cast or mutable doesn't count, it changes no byte of a row."""
         layout = [[f.name, f.dtype, list(f.shape)] for f in self.fields]
         packed = msgpack.packb([layout, sorted(self.roles.items()), sorted(self.pairs.items())])
         return hashlib.blake2b(packed, digest_size=8).hexdigest()
 
     def role(self, role: str) -> PlacedField:
         """The field that has ``role``; raises SchemaMismatch by name if none has."""
-        if role not in self.roles:
-            raise SchemaMismatch(f"no field has the role {role!r}; name it in Schema.of(..., roles={{{role!r}: FIELD}})", role=role)
+        if not isinstance(role, str) or role not in self.roles:
+            words = f"no field has the role {shown(role)}; name it in Schema.of(..., roles={{{shown(role)}: FIELD}})"
+            raise SchemaMismatch(words, role=shown(role))
         return self[self.roles[role]]
 
     def differences(self, other: Schema) -> str:
@@ -243,7 +260,7 @@ class Schema:
     def to_wire(self) -> dict[str, object]:
         """Plain lists and maps, also the format of ``--schema FILE`` (JSON)."""
         return {
-            "fields": [[f.name, f.dtype, list(f.shape), f.cast] for f in self.fields],
+            "fields": [[f.name, f.dtype, list(f.shape), f.cast, f.mutable] for f in self.fields],
             "roles": dict(self.roles),
             "pairs": dict(self.pairs),
         }
@@ -259,12 +276,12 @@ class Schema:
         specs: dict[str, Field] = {}
         for row in rows:
             match row:
-                case [str(name), str(dtype), list(shape), *rest] if len(rest) <= 1 and all(isinstance(c, bool) for c in rest):
+                case [str(name), str(dtype), list(shape), *rest] if len(rest) <= 2 and all(isinstance(c, bool) for c in rest):
                     if name in specs:
                         raise SchemaMismatch(f"field {name!r} stands twice", field=name)
                     specs[name] = Field(dtype, tuple(shape), *rest)
                 case _:
-                    raise SchemaMismatch(f"schema: field {row!r} must be [name, dtype, shape] or [name, dtype, shape, cast]")
+                    raise SchemaMismatch(f"schema: field {shown(row)} must be [name, dtype, shape] and, if need be, cast, mutable")
         return cls.of(specs, roles=_string_map(roles, "roles"), pairs=_string_map(pairs, "pairs"))
 
 
@@ -273,12 +290,14 @@ class _Space(Protocol):
     shape: tuple[int, ...]
 
 
-def _flatten(fields: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(fields: Mapping[str, object], prefix: str = "", depth: int = MOST_NESTED) -> Iterator[tuple[str, object]]:
+    if not isinstance(fields, Mapping) or not depth:
+        raise SchemaMismatch(f"fields {shown(fields)}: a mapping of names, nested at most {MOST_NESTED} deep")
     for name, spec in fields.items():
         if not isinstance(name, str):
-            raise SchemaMismatch(f"field name {name!r} is not a string")
+            raise SchemaMismatch(f"field name {shown(name)} is not a string")
         if isinstance(spec, Mapping):
-            yield from _flatten(spec, f"{prefix}{name}.")
+            yield from _flatten(spec, f"{prefix}{name}.", depth - 1)
         else:
             yield prefix + name, spec
 
@@ -289,22 +308,32 @@ def _space_fields(space: object) -> object:
         return {str(name): _space_fields(part) for name, part in nested.items()}
     if isinstance(nested, list | tuple):
         return {str(index): _space_fields(part) for index, part in enumerate(nested)}
-    dtype, shape = getattr(space, "dtype", None), getattr(space, "shape", None)
-    if dtype is None or shape is None:
-        raise SchemaMismatch(f"space {space!r} has no fixed dtype and shape; describe the field with Schema.of")
     known = cast(_Space, space)
-    return Field(np.dtype(known.dtype).name, tuple(int(n) for n in known.shape))  # type: ignore[call-overload]
+    try:
+        return Field(np.dtype(known.dtype).name, tuple(int(n) for n in known.shape))  # type: ignore[call-overload]
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, SchemaMismatch):
+            raise
+        raise SchemaMismatch(f"space {shown(space)} has no fixed dtype and shape; describe the field with Schema.of") from error
 
 
-def _check_roles(known: set[str], given: Mapping[str, str] | None) -> dict[str, str]:
-    roles = {role: role for role in ROLES if role in known}
+def _check_roles(placed: list[PlacedField], given: Mapping[str, str] | None) -> dict[str, str]:
+    known = {field.name: field for field in placed}
+    roles = {role: role for role in ROLES if role in known and _fits(role, known[role])}
     for role, name in (given or {}).items():
         if role not in ROLES:
             raise SchemaMismatch(f"role {role!r} is not one of {', '.join(ROLES)}", role=role)
         if name not in known:
             raise SchemaMismatch(f"role {role!r} names the field {name!r}, which is not there", role=role, field=name)
+        if not _fits(role, known[name]):
+            words = f"role {role!r} needs one integer a row; field {name!r} is {known[name].describe()}"
+            raise SchemaMismatch(words, role=role, field=name)
         roles[role] = name
     return roles
+
+
+def _fits(role: str, field: PlacedField) -> bool:
+    return role != "policy_version" or (not field.shape and "int" in field.dtype)
 
 
 def _check_pairs(placed: list[PlacedField], given: Mapping[str, str] | None) -> dict[str, str]:

@@ -27,6 +27,7 @@ from replay_server_protocol.errors import BudgetExceeded, ProtocolViolation
 
 PAGE_BYTES = 4096
 _PREFIX = "replay-"
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 def segment_dir() -> Path:
@@ -78,12 +79,14 @@ class Segment:
         except FileExistsError:
             raise
         except OSError as error:
-            raise BudgetExceeded(f"segment {name} can't be made in {segment_dir()}: {error.strerror} (see ulimit -n)") from error
+            raise _refused(name, error) from error
         try:
             _allocate(fd, n_bytes)
             return cls(name, n_bytes, mmap.mmap(fd, n_bytes))
         except OSError as error:
             path.unlink(missing_ok=True)
+            if error.errno in _NO_DESCRIPTOR:
+                raise _refused(name, error) from error
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             room = os.statvfs(segment_dir())
@@ -99,12 +102,17 @@ class Segment:
 
     @classmethod
     def open(cls, name: str, n_bytes: int) -> Segment:
-        """Maps a segment made by another process. Raises ProtocolViolation if it is missing or smaller than promised."""
+        """Maps a segment made by another process.
+
+        Raises ProtocolViolation if it is missing or smaller than promised, BudgetExceeded if this process may open no more files.
+        """
         if n_bytes < 1 or "/" in name or "\0" in name or not name.startswith(_PREFIX):
             raise ProtocolViolation(f"segment {name!r} of {n_bytes:,} bytes is not one of ours")
         try:
             fd = os.open(segment_dir() / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise _refused(name, error) from error
             raise ProtocolViolation(
                 f"segment {name} can't be opened ({error.strerror}); the processes must share {segment_dir()}"
             ) from error
@@ -113,6 +121,8 @@ class Segment:
             if found < n_bytes:
                 raise ProtocolViolation(f"segment {name} has {found:,} bytes, {n_bytes:,} were promised")
             return cls(name, n_bytes, mmap.mmap(fd, n_bytes))
+        except OSError as error:
+            raise _refused(name, error) from error  # the mapping's own descriptor, or no room for it in the address space
         finally:
             os.close(fd)
 
@@ -128,6 +138,11 @@ class Segment:
         self.bytes = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):
             self._mapping.close()
+
+
+def _refused(name: str, error: OSError) -> BudgetExceeded:
+    remedy = "raise the limit on open files (ulimit -n)" if error.errno in _NO_DESCRIPTOR else "see the limits of this process"
+    return BudgetExceeded(f"segment {name} can't be made or mapped in {segment_dir()}: {error.strerror}; {remedy}")
 
 
 def _allocate(fd: int, n_bytes: int) -> None:

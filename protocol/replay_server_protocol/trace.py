@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_server_protocol.errors import InvalidRequest, ReplayError
+from replay_server_protocol.errors import InvalidRequest, ReplayError, shown
 
 MAX_SPANS = 200_000
 """About 80 MB when full."""
@@ -45,8 +45,8 @@ class Trace:
 
     def __init__(self, process: str, *, max_spans: int = MAX_SPANS) -> None:
         """``process`` is the name that the viewer shows. Raises InvalidRequest for a limit below one span."""
-        if max_spans < 1:
-            raise InvalidRequest(f"max_spans={max_spans!r}: at least 1")
+        if not isinstance(max_spans, int) or not 1 <= max_spans < 2**31:
+            raise InvalidRequest(f"max_spans={shown(max_spans)}: a number of spans, at least 1")
         self.process = process
         self._spans: deque[_Span] = deque(maxlen=max_spans)
         self._recorded = 0
@@ -91,8 +91,6 @@ class Trace:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises InvalidRequest, naming the path, if no file can be written there; leaves nothing behind. For before the work begins."""
-    if Path(path).is_dir():
-        raise InvalidRequest(f"trace {os.fspath(path)!r}: a folder; name a file")
     beside = _open_beside(path)
     os.close(beside[0])
     os.unlink(beside[1])
@@ -193,7 +191,11 @@ def _write(path: str | os.PathLike[str], events: list[Event], processes: list[Ev
 
 
 def _open_beside(path: str | os.PathLike[str]) -> tuple[int, str]:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidRequest(f"trace {shown(path)}: name a file")
     target = Path(path)
+    if target.exists() and not target.is_file():  # what takes its name would stand in a device's or a folder's place
+        raise InvalidRequest(f"trace {os.fspath(path)!r}: a folder or a device; name a file")
     try:
         return tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
     except OSError as error:

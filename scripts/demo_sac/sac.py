@@ -77,17 +77,19 @@ class SAC:
         self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), rate)
         self.alpha_optimizer = torch.optim.Adam([self.log_alpha], rate)
 
-    def update(self, batch: Mapping[str, Tensor]) -> None:
+    def update(self, batch: Mapping[str, Tensor], bootstrap: Tensor | None = None) -> None:
         """One step of critics, actor, temperature and target from ``obs action reward next_obs terminated``, each ``(n, ...)``.
 
-        Only ``terminated`` ends the bootstrap: an episode cut by a time limit had a future, and its ``next_obs`` is the true one.
+        ``bootstrap (n,)`` is the factor of the value of ``next_obs``: of n-step batches ``Batch.bootstrap``, without it gamma. Only
+        ``terminated`` ends it: an episode cut by a time limit had a future, and its ``next_obs`` is the true one.
         """
         obs, action = batch["obs"], batch["action"]
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
             next_action, next_log_prob = self.actor(batch["next_obs"])
             next_value = self.target(batch["next_obs"], next_action).amin(0) - alpha * next_log_prob
-            goal = batch["reward"] + self.settings.gamma * ~batch["terminated"] * next_value
+            factor = self.settings.gamma * ~batch["terminated"] if bootstrap is None else bootstrap
+            goal = batch["reward"] + factor * next_value
         critic_loss = (self.critic(obs, action) - goal).square().mean(-1).sum()
         step(self.critic_optimizer, critic_loss)
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from crew import Crew, CrewError
+from crew import Crew, CrewError, Target
 from plan import Plan
 from record import Record, is_conserved, rows_balance
 from replay_server_client import ReplayError
@@ -45,8 +45,11 @@ def main() -> int:
     return conclude(plan, record, options.output, options.json)
 
 
-def train(plan: Plan, record: Record) -> None:
-    """Runs the plan to its end or its time limit, and fills ``record`` on the way."""
+def train(plan: Plan, record: Record, learner: Target | None = None, *, columns: str | None = None) -> None:
+    """Runs the plan to its end or its time limit, and fills ``record`` on the way.
+
+    ``learner`` is what the learner's process runs instead of the demo's own, ``columns`` are side columns that it needs.
+    """
     started = time.monotonic()
     server = ReplayServer.spawn(
         capacity=plan.capacity,
@@ -56,9 +59,10 @@ def train(plan: Plan, record: Record) -> None:
         samples_per_insert=plan.samples_per_insert,
         tolerance=plan.tolerance_rows,
         seed=plan.seed,
+        columns=columns,
     )
     line = ProgressLine()
-    with server, Crew(plan) as crew:
+    with server, Crew(plan, learner) as crew:
         while not crew.has_finished and time.monotonic() - started < plan.time_limit_s:
             for episodes in crew.reports(timeout_s=LOOK_EVERY_S):
                 record.add(episodes)

@@ -36,7 +36,7 @@ def test_the_lease_of_a_dead_learner_does_not_block_ingest(start_server: Callabl
         child.wait_for("holds a lease")
         assert wait_report(server, lambda found: found["learners"])["learners"][0]["open_leases"] == 1
         collector.write(marker_steps(0, 1, 64, 48))
-        wait_report(server, lambda found: found["flow"]["state"] == "collectors_wait")
+        wait_report(server, lambda found: found["flow"]["blocked_side"] == "both")
         child.kill()
         died_s = time.monotonic()
         assert collector.flush(5) == 112

@@ -20,27 +20,11 @@ LEASE_S = 0.3
 
 def learn(name: str, run_dir: str, prefetch: int) -> dict[str, Any]:
     """Samples; the second gather stops the process when it has read half of its rows."""
-    import signal
-    import threading
-
-    import numpy as np
     from replay_server_client import Learner
     from support.markers import is_whole
+    from support.points import arm
 
-    take: Any = np.take
-    gathers = 0
-
-    def stopping_take(ring: np.ndarray, indices: np.ndarray, axis: int, out: np.ndarray, mode: str) -> None:
-        nonlocal gathers
-        gathers += 1
-        half = len(indices) // 2
-        take(ring, indices[:half], axis, out[:half], mode)
-        if gathers == 2:
-            print("stops", flush=True)
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread stops here; kill() might stop it later
-        take(ring, indices[half:], axis, out[half:], mode)
-
-    np.take = stopping_take  # type: ignore[assignment]
+    arm("gathering", 2, lambda: True, lambda: print("stops", flush=True))
     windows = []
     with Learner.connect(name, device="cpu", prefetch=prefetch, run_dir=run_dir) as learner:
         for _ in range(6):
@@ -50,7 +34,7 @@ def learn(name: str, run_dir: str, prefetch: int) -> dict[str, Any]:
             assert (batch["step"] == batch.seqs).all(), "a row of another seq"
             assert batch.window[0] <= int(batch.seqs.min())
         found = learner.statistics()
-    return {"windows": windows, "late": found.late, "gathers": gathers}
+    return {"windows": windows, "late": found.late}
 
 
 def wait_stopped(child: Child) -> None:

@@ -122,7 +122,7 @@ def test_a_mapping_outlives_the_killed_server_and_is_free_once_the_learner_lets_
         learner.sample(64)
         ring = learner._engine.conversation.ring
         assert ring is not None
-        rows = ring.mapping.rows
+        rows = ring.mapping.tensors.rows
         before = rows[:512].clone()
         server.kill()
         assert torch.equal(rows[:512], before)

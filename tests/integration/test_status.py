@@ -83,7 +83,7 @@ def test_a_busy_servers_report_agrees_with_what_its_clients_did(start_server: Ca
         assert report["moments"]["reward"]["mean"] == pytest.approx(kept.mean())
         assert len(report["moments"]["check"]["max"]) == 4
         assert report["mailboxes"]["versions"] == {"policy": 1}
-        assert report["flow"]["state"] == "running"
+        assert (report["flow"]["state"], report["flow"]["blocked_side"]) == ("free", None)
         assert report["schema"]["row_bytes"] == MARKERS.row_bytes
     ended = check(wait_report(server, lambda found: not found["collectors"] and not found["learners"]))
     assert (ended["ingress"]["segments"], ended["ingress"]["host_bytes"]) == (0, 0)
@@ -101,7 +101,7 @@ def test_a_lease_that_blocks_ingest_is_named_with_who_waits_and_since_when(start
             collector.publish(3, 0, 8)
             report = check(wait_report(server, lambda found: found["collectors"][0]["waiting_s"] > 0.05))
             assert f"lease {grant.lease}" in report["collectors"][0]["waiting_on"]
-            assert (report["flow"]["state"], report["flow"]["blocked_side"]) == ("collectors_wait", "collectors")
+            assert (report["flow"]["state"], report["flow"]["blocked_side"]) == ("collectors_wait_for_lease", "collectors")
             assert (report["ingress"]["occupied_slots"], report["ingress"]["waiting_slots"]) == (1, 1)
             assert report["learners"][0]["open_leases"] == 1
             assert report["counters"]["rows_in_flight"] == 8
@@ -112,7 +112,7 @@ def test_a_lease_that_blocks_ingest_is_named_with_who_waits_and_since_when(start
 def test_a_waiting_request_is_named(server: ServerProcess) -> None:
     with RawCollector(server.endpoints, MARKERS), RawLearner(server.endpoints, name="thinker") as learner:
         learner.ask(1, min_committed=1000)
-        report = check(wait_report(server, lambda found: found["flow"]["state"] == "learners_wait"))
+        report = check(wait_report(server, lambda found: found["flow"]["state"] == "learners_wait_for_start"))
         assert "rows" in report["learners"][0]["waiting_on"]
         assert report["flow"]["reason"] == report["learners"][0]["waiting_on"].partition(";")[0]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from replay_server_client.draw import DRAWS, Drawn, draw_uniform
+from replay_server_client.draw import Drawn, draw_uniform
 
 _CYCLES_A_SECOND = 2_000_000_000
 """At least as fast as any GPU's clock: a delay counted in cycles is never shorter than meant."""
@@ -15,14 +17,14 @@ _CYCLES_A_SECOND = 2_000_000_000
 def slow_draws(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """From now to the end of the test a sampler made in this process draws for at least ``seconds``; a CUDA graph captures that too."""
 
-    def slow(drawn: Drawn, ring_rows: int) -> None:
+    def slow(drawn: Drawn, ring_rows: int, *function: Callable[..., tuple[Any, Any]]) -> None:
         if drawn.seqs.is_cuda:
             hold_stream(seconds)
         else:
             time.sleep(seconds)
-        draw_uniform(drawn, ring_rows)
+        draw_uniform(drawn, ring_rows, *function)
 
-    monkeypatch.setitem(DRAWS, "uniform", slow)
+    monkeypatch.setattr("replay_server_client.recipe.draw_uniform", slow)
 
 
 def hold_stream(seconds: float) -> None:

@@ -73,6 +73,7 @@ class GrantingConnection(Connection):
             schema=SCHEMA.to_wire(),
             link_offset=None,
             priority_offset=None,
+            overlay_offset=None,
             proof_offset=proof_offset,
         )
         rows = self.segment.bytes[:proof_offset].reshape(ring_rows, SCHEMA.stride)

@@ -17,6 +17,7 @@ from replay_server.credit import Credits
 from replay_server.flow import Flow
 from replay_server.ingress import Ingress
 from replay_server.leases import Leases
+from replay_server.metadata import Metadata, Notes
 from replay_server.ring import Ring
 from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingLayout, RingPlace, Write
@@ -73,7 +74,9 @@ class Bench:
         self.leases = Leases(1000)
         self.counters = Counters()
         self.tallies = [Tally(ROWS["reward"])] if keeps_moments else []
-        self.ingress = Ingress(self.ring, self.memory, self.layout, self.flow, self.leases, self.tallies, self.counters)
+        self.metadata = Metadata(self.tallies, Notes(has_episodes=True, has_versions=True), lambda mailbox: self.newest_version)
+        self.newest_version: int | None = None
+        self.ingress = Ingress(self.ring, self.memory, self.layout, self.flow, self.leases, self.metadata, self.counters)
         self._collectors = 0
 
     def collector(self, slot_rows: int, depth: int = 2, *, lanes: int = 1, counted: bool = True) -> CollectorSession:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import zmq
 from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_protocol.endpoints import Endpoints
@@ -51,6 +52,11 @@ class RawClient:
     def send(self, kind: Any, *values: object) -> None:
         """Sends ``kind(session, generation, *values)``."""
         self.connection.send(kind(self.connection.session, self.connection.generation, *values))
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For frames of any kind."""
+        return self.connection._connected()
 
     def receive(self, kind: type[M], timeout_s: float = _WITHIN_S) -> M:
         """The next message of ``kind``; others are passed over, a REFUSED that is not asked for fails the test."""

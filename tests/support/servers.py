@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from replay_server_protocol.endpoints import Endpoints
@@ -47,14 +48,21 @@ class ServerProcess:
 
 
 def spawn_server(
-    children: Children, run_dir: Path, *options: str, name: str | None = None, deadline_s: float | None = None
+    children: Children,
+    run_dir: Path,
+    *options: str,
+    name: str | None = None,
+    deadline_s: float | None = None,
+    within: Sequence[str] = (),
 ) -> ServerProcess:
     """Starts ``python -m replay_server serve`` on the CPU and returns once both of its sockets listen.
 
-    ``options`` come after the defaults, so they win. Raises ChildFailed with the server's output if it ends or is not ready in time.
+    ``options`` come after the defaults, so they win; ``within`` is a command that runs the server's in a place of its own. Raises
+    ChildFailed with the server's output if it ends or is not ready in time.
     """
     endpoints = Endpoints.resolve(name or f"t{secrets.token_hex(3)}", run_dir)
     command = [
+        *within,
         sys.executable,
         "-m",
         "replay_server",

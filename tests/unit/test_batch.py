@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from replay_server_client.batch import Batch, BatchBuffer
+from replay_server_client.batch import Batch
+from replay_server_client.batch_buffer import BatchBuffer
+from replay_server_client.request import Request
 from replay_server_protocol.errors import InvalidRequest
 from replay_server_protocol.schema import DTYPES, Schema
 
@@ -18,7 +20,7 @@ SCHEMA = Schema.of(
 
 @pytest.fixture
 def memory() -> BatchBuffer:
-    memory = BatchBuffer(1, SCHEMA, N, CPU)
+    memory = BatchBuffer(1, SCHEMA, Request.transitions(N), CPU)
     memory.rows.copy_(torch.from_numpy(np.random.default_rng(0).integers(0, 2, memory.rows.shape, dtype=np.uint8)))
     return memory
 
@@ -32,7 +34,7 @@ def batch(memory: BatchBuffer) -> Batch:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 2)])
 def test_every_dtype_is_seen_as_the_rows_bytes(dtype: str, shape: tuple[int, ...]) -> None:
     schema = Schema.of({"before": "uint8", "x": (dtype, shape), "after": "int16"})
-    memory = BatchBuffer(0, schema, N, CPU)
+    memory = BatchBuffer(0, schema, Request.transitions(N), CPU)
     memory.rows.copy_(torch.from_numpy(np.random.default_rng(1).integers(0, 2, memory.rows.shape, dtype=np.uint8)))
     seen = memory.field("x")
     assert seen.dtype == getattr(torch, dtype)

@@ -25,15 +25,19 @@ def plan_of(*, lanes: int = 1, is_on_device: bool = False, **options: object) ->
     stride=st.integers(1, 40).map(lambda n: 16 * n),
     has_link=st.booleans(),
     has_priority=st.booleans(),
+    overlay_stride=st.integers(0, 4).map(lambda n: 16 * n),
 )
-def test_rows_columns_and_proof_cells_never_overlap(ring_rows: int, stride: int, has_link: bool, has_priority: bool) -> None:
-    layout = RingLayout.of(ring_rows, stride, has_link=has_link, has_priority=has_priority)
+def test_rows_columns_and_proof_cells_never_overlap(
+    ring_rows: int, stride: int, has_link: bool, has_priority: bool, overlay_stride: int
+) -> None:
+    layout = RingLayout.of(ring_rows, stride, has_link=has_link, has_priority=has_priority, overlay_stride=overlay_stride)
     parts = [(0, ring_rows * stride)]
-    parts += [(offset, 8 * ring_rows) for offset in (layout.link, layout.priority) if offset is not None]
+    sizes = {"link": 8 * ring_rows, "priority": 8 * (ring_rows + 1), "overlay": overlay_stride * (ring_rows + 1)}
+    parts += [(offset, sizes[column]) for column, offset in layout.columns.items()]
     parts += [(layout.proof_cell(ordinal), 64) for ordinal in range(64)]
     for (start, size), (following, _) in zip(parts, [*parts[1:], (layout.alloc_bytes, 0)], strict=True):
         assert start + size <= following
-    assert (layout.link is not None, layout.priority is not None) == (has_link, has_priority)
+    assert set(layout.columns) == {n for n, has in (("link", has_link), ("priority", has_priority), ("overlay", overlay_stride)) if has}
     assert layout.proof_cell(64) == layout.proof_cell(0)
     assert all(offset % 8 == 0 for offset, _ in parts)
 

@@ -52,6 +52,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     kind, *bounds = arguments
     if kind is int:
         return st.integers(*bounds) | st.sampled_from(bounds)
+    if kind is float:
+        return st.floats(*bounds)
     if kind is str:
         return texts
     if kind is bytes:
@@ -227,5 +229,6 @@ def test_largest_schema_fits_in_a_message() -> None:
 
 def test_wire_bytes_are_fixed() -> None:
     assert client_codec.encode(Bye(5, 7)) == bytes([0x93, 13, 5, 7])
-    assert client_codec.encode(PUBLISH) == bytes([0x9B, 2, 1, 2, 3, 0, 16, 0, 0, 0, 0xC4, 0, 0x91, 0xC4, 1]) + b"m"
+    packed = bytes([0xDC, 0, 16, 2, 1, 2, 3, 0, 16, 0, 0, 0, 0xC4, 0, 0x91, 0xC4, 1]) + b"m" + bytes([0xC4, 0, 0xC4, 0, 0xA0, 0xA0, 0])
+    assert client_codec.encode(PUBLISH) == packed
     assert tuple(client_codec.decode(bytes([0x93, 13, 5, 7]))) == (5, 7)

@@ -25,6 +25,7 @@ from replay_server_client import (
     ingress,
 )
 from replay_server_protocol.messages import Bye, Explain, Hello, Publish
+from replay_server_protocol.versions import unpack_versions
 from support.fake_server import FakeServer
 from support.leaks import nothing_left
 
@@ -196,14 +197,16 @@ def test_masked_and_rejected_rows_are_told_with_the_next_publish(server: FakeSer
     assert (statistics.rows_written, statistics.rows_committed, statistics.rows_rejected, statistics.rows_masked) == (3, 2, 1, 1)
 
 
-def test_slot_without_a_row_left_is_not_published(server: FakeServer, attach: Attach) -> None:
+def test_slot_without_a_row_left_still_tells_which_row_was_rejected(server: FakeServer, attach: Attach) -> None:
     collector = attach()
-    collector.write(rows(0, 2) | {"reward": np.full(2, np.nan, np.float32)})
-    assert collector.flush() == 0
-    assert server.taken == []
-    collector.write(rows(2, 2))
+    collector.write(rows(0, 2))
     assert collector.flush() == 2
-    assert server.taken[0].message.rejected == 2
+    collector.write(rows(2, 2) | {"reward": np.full(2, np.nan, np.float32)})
+    assert collector.flush() == 2
+    collector.write(rows(4, 2) | {"reward": np.array([4, np.inf], np.float32)})
+    assert collector.flush() == 3
+    told = [(t.message.rows, t.message.rejected, t.message.nonfinite_field, t.message.nonfinite_row) for t in server.taken]
+    assert told == [(2, 0, "", 0), (0, 2, "reward", 2), (1, 1, "reward", 5)]
 
 
 def test_lent_slot_is_published_at_the_end_of_its_block(server: FakeServer, attach: Attach) -> None:
@@ -404,3 +407,47 @@ def test_a_version_that_is_no_number_is_refused_before_anything_is_asked(attach:
 def test_slot_rows_that_are_no_number_are_refused_by_name(attach: Attach, rows: object) -> None:
     with pytest.raises(RowsRejected, match=r"slot\.rows = "), attach(lanes=1).slot() as slot:
         slot.rows = rows  # type: ignore[assignment]
+
+
+STAMPED = Schema.of(reward="float32", policy_version="int32")
+
+
+def test_rows_without_a_version_get_the_collectors_own(server: FakeServer) -> None:
+    with Collector.connect(server.name, schema=STAMPED, run_dir=server.run_dir, lanes=2, linger=60.0) as collector:
+        reward = np.zeros(2, np.float32)
+        collector.write({"reward": reward})
+        collector.policy_version = 7
+        collector.write({"reward": reward}, mask=np.array([True, False]))
+        collector.write({"reward": reward, "policy_version": np.array([3, 4], np.int32)})
+        assert collector.flush() == 5
+        with collector.slot() as slot:
+            slot["reward"][:2] = 1
+            slot.rows = 2
+        with collector.slot() as slot:
+            slot["reward"][:2], slot["policy_version"][:2] = 1, 9
+            slot.rows = 2
+        collector.flush()
+        columns = [STAMPED["policy_version"].view(taken.rows).tolist() for taken in server.taken]
+        assert columns == [[0, 0, 7, 3, 4], [7, 7], [9, 9]]
+        assert unpack_versions(server.taken[0].message.versions) == [(0, 2), (3, 1), (4, 1), (7, 1)]
+        assert server.taken[0].message.mailbox == ""
+
+
+def test_a_version_beyond_its_field_is_refused_and_nothing_is_written(server: FakeServer) -> None:
+    with Collector.connect(server.name, schema=STAMPED, run_dir=server.run_dir) as collector:
+        collector.policy_version = 2**31
+        with pytest.raises(RowsRejected, match="beyond its field's dtype int32"):
+            collector.write({"reward": np.zeros(1, np.float32)})
+        for wrong in (-1, True, 1.0, 2**63):
+            with pytest.raises(InvalidRequest, match="policy_version"):
+                collector.policy_version = wrong  # type: ignore[assignment]
+        assert collector.statistics().rows_written == 0
+
+
+def test_a_version_comes_first_in_a_schema_and_still_counts_no_rows(server: FakeServer) -> None:
+    schema = Schema.of(policy_version="uint64", reward="float32")
+    with Collector.connect(server.name, schema=schema, run_dir=server.run_dir, lanes=2) as collector:
+        with pytest.raises(RowsRejected, match=r"3 rows \(by field 'reward'\)"):
+            collector.write({"reward": np.zeros(3, np.float32)})
+        collector.write({"reward": np.zeros(4, np.float32)})
+        assert collector.flush() == 4

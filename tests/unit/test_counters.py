@@ -12,7 +12,7 @@ from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.moments import Moments
 from replay_server_protocol.schema import Schema
 
-from replay_server.counters import Latency, Rates, Tally
+from replay_server.counters import WAIT_BOUNDS_S, Latency, Rates, Tally
 
 SCHEMA = Schema.of(reward="float32", obs=("float64", 3))
 VALUES = st.floats(-1e6, 1e6, width=32)
@@ -74,6 +74,20 @@ def test_latency_keeps_the_last_waits_and_names_their_percentiles() -> None:
     for _ in range(5000):
         latency.note(7000)
     assert latency.percentiles_us() == {"p50": 7.0, "p99": 7.0}
+
+
+def test_the_histogram_of_a_latency_counts_every_wait_once_below_its_bound() -> None:
+    latency = Latency()
+    waits_ns = [0, 1023, 1024, 2047, 2048, 10**9, 2**34 - 1, 2**34, 2**40]
+    for waited_ns in waits_ns:
+        latency.note(waited_ns)
+    counts = latency.histogram()["counts"]
+    assert isinstance(counts, list)
+    assert len(counts) == len(WAIT_BOUNDS_S) + 1
+    assert latency.histogram()["sum_s"] == sum(waits_ns) / 1e9
+    for place, bound_s in enumerate(WAIT_BOUNDS_S):
+        assert sum(counts[: place + 1]) == sum(waited_ns / 1e9 < bound_s for waited_ns in waits_ns), bound_s
+    assert sum(counts) == len(waits_ns)
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:

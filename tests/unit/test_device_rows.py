@@ -10,7 +10,9 @@ import pytest
 import torch
 from replay_server_client import Collector, DeviceError, Field, ReplayTimeout, RowsRejected, Schema, ServerGone, device_rows
 from replay_server_client import collector as collector_module
+from replay_server_protocol.episodes import unpack_episodes
 from replay_server_protocol.messages import Bye, Publish
+from replay_server_protocol.versions import unpack_versions
 from support.fake_device import FakeDevice
 from support.fake_server import FakeServer
 from support.leaks import nothing_left
@@ -289,3 +291,17 @@ def test_wrong_fields_are_refused_by_name_and_change_nothing(server: FakeServer,
     assert collector.statistics().rows_written == 0
     collector.write(good)
     assert collector.flush() == 4
+
+
+def test_rows_of_the_device_are_stamped_and_their_episodes_added_up(server: FakeServer, attach: Attach) -> None:
+    schema = Schema.of(policy_version="int32", reward="float32", terminated="bool")
+    collector = attach(schema)
+    collector.policy_version = 5
+    ends = torch.tensor([False, True, True, False])
+    collector.write({"reward": torch.tensor([1.0, 2.0, 3.0, 4.0]), "terminated": ends})
+    collector.policy_version = 6
+    collector.write({"reward": torch.tensor([5.0, 6.0]), "terminated": ends[:2]}, mask=torch.tensor([False, True]))
+    assert collector.flush() == 5
+    message = server.taken[0].message
+    assert unpack_versions(message.versions) == [(5, 4), (6, 1)]
+    assert unpack_episodes(message.episodes).last == [(2, 1), (4, 2), (10, 2)]

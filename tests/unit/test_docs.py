@@ -13,8 +13,20 @@ import pytest
 from replay_server.config import ServerConfig
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = ("README.md", "CHANGELOG.md", "docs/design.md", "docs/rows.md", "docs/status.md")
-OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help", "--shm-size"}  # the last one is docker's
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "docs/design.md",
+    "docs/deploy.md",
+    "docs/doctor.md",
+    "docs/export.md",
+    "docs/flow.md",
+    "docs/rows.md",
+    "docs/sampling.md",
+    "docs/status.md",
+)
+OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help", "--timeout", "--host", "--port", "--interval"}
+OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -57,7 +69,7 @@ def test_what_a_page_links_to_or_names_exists(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_a_page_names_exists(page: str) -> None:
-    known = {f"--{option.name.replace('_', '-')}" for option in fields(ServerConfig)} | OTHER_OPTIONS
+    known = {f"--{option.name.replace('_', '-')}" for option in fields(ServerConfig)} | OTHER_OPTIONS | OTHERS_OPTIONS
     assert set(OPTION.findall(page_text(page))) <= known
 
 

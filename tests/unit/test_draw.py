@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_server_client.draw import Drawn, draw_uniform, hash_into, request_key
+from replay_server_client.draw import Drawn, draw_uniform, hash_of, request_key, uniform
 
 CPU = torch.device("cpu")
 
 
 def draw(key: int, tail: int, size: int, n: int, ring_rows: int) -> Drawn:
     drawn = Drawn.of(n, CPU)
-    drawn.parameters.copy_(torch.tensor((key, tail, size)))
+    drawn.parameters[:3].copy_(torch.tensor((key, tail, size)))
     draw_uniform(drawn, ring_rows)
     return drawn
 
@@ -29,9 +30,9 @@ def splitmix(key: int, i: int) -> int:
 
 @given(key=st.integers(-(2**63), 2**63 - 1), n=st.integers(1, 100))
 def test_hash_is_splitmix64_bit_by_bit(key: int, n: int) -> None:
-    drawn = Drawn.of(n, CPU)
-    hash_into(torch.tensor(key), drawn.counters, drawn.seqs, drawn.scratch)
-    assert [value % 2**64 for value in drawn.seqs.tolist()] == [splitmix(key, i) for i in range(n)]
+    counters = Drawn.of(n, CPU).counters
+    assert np.array_equal(hash_of(counters, torch.tensor(key)).numpy(), hash_of(counters.numpy(), np.int64(key)))
+    assert [value % 2**64 for value in hash_of(counters, key).tolist()] == [splitmix(key, i) for i in range(n)]
 
 
 @given(key=st.integers(-(2**63), 2**63 - 1), tail=st.integers(0, 2**62), size=st.integers(1, 2**40), ring_rows=st.integers(1, 2**40))
@@ -41,6 +42,15 @@ def test_rows_lie_in_the_window_and_indices_in_the_ring(key: int, tail: int, siz
     assert drawn.seqs.max() < tail + size
     assert torch.equal(drawn.indices, drawn.seqs % ring_rows)
     assert torch.equal(drawn.weights, torch.ones(64))
+
+
+@given(key=st.integers(-(2**63), 2**63 - 1), tail=st.integers(0, 2**62), size=st.integers(1, 2**40), ring_rows=st.integers(1, 2**40))
+def test_both_arithmetics_draw_the_same_rows(key: int, tail: int, size: int, ring_rows: int) -> None:
+    """torch's is that of CUDA."""
+    by_numpy = draw(key, tail, size, 64, ring_rows)
+    seqs, indices = uniform(by_numpy.parameters, by_numpy.counters, ring_rows=ring_rows)
+    assert torch.equal(by_numpy.seqs, seqs)
+    assert torch.equal(by_numpy.indices, indices)
 
 
 def test_same_parameters_draw_the_same_rows_into_the_same_memory() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay_server.flow import Flow
+from replay_server.flow import Flow, FlowState
 
 RATIOS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, 32.0])
 
@@ -31,7 +31,7 @@ def test_the_band_is_never_left_and_both_sides_wait_exactly_at_its_edges(
             may = after == 0 or Fraction(ratio) * after - sampled <= tolerance
             assert (flow.why_not_insert(rows) is None) == may
             if may:
-                flow.insert(rows)
+                flow.commit(flow.insert(rows))
                 rows_in += rows
         else:
             may = rows_in >= max(1, learning_starts) and sampled + rows - Fraction(ratio) * counted <= tolerance
@@ -60,7 +60,7 @@ def test_a_tolerance_that_is_not_refused_never_dead_ends(ratio: float, batch: in
         may_sample = flow.why_not_sample(batch, max(1, rows_in), 0) is None
         assert may_insert or may_sample
         if may_insert and (prefers_insert or not may_sample):
-            flow.insert(slot)
+            flow.commit(flow.insert(slot))
             rows_in += slot
         else:
             flow.sample(batch)
@@ -139,3 +139,60 @@ def test_a_negative_tolerance_is_refused() -> None:
         flow.set_tolerance(-1)
     flow.set_tolerance(0)
     assert flow.tolerance == 0
+
+
+def test_a_grant_looks_only_at_rows_that_are_committed() -> None:
+    flow = Flow(0, 2.0, 16)
+    counted = flow.insert(8)
+    flow.sample(16)
+    assert flow.sample_waits_for(16, 8, 0) is FlowState.LEARNERS_WAIT_FOR_INSERTS
+    flow.commit(counted)
+    assert flow.sample_waits_for(16, 8, 0) is None
+
+
+def test_rows_on_their_way_before_a_new_ratio_do_not_hold_later_ones_back() -> None:
+    flow = Flow(0, 1.0, 10)
+    counted = flow.insert(8)
+    flow.set_ratio(1.0)
+    flow.commit(flow.insert(4))
+    flow.commit(counted)
+    assert flow.arriving == 0
+    assert flow.sample_waits_for(14, 12, 0) is None
+    assert flow.sample_waits_for(15, 12, 0) is FlowState.LEARNERS_WAIT_FOR_INSERTS
+
+
+@given(ratio=RATIOS, updates=st.integers(1, 8), batch=st.sampled_from([2, 8, 64]), steps=st.integers(0, 60))
+def test_half_a_slot_of_learning_starts_makes_both_sides_take_turns(ratio: float, updates: int, batch: int, steps: int) -> None:
+    slot = Fraction(updates * batch) / Fraction(ratio)
+    if slot.denominator != 1 or slot % 2:
+        return
+    rows = int(slot)
+    flow = Flow(rows // 2, ratio, -(-(batch + updates * batch) // 2))
+    assert flow.why_impossible(batch, rows) is None
+    rows_in, turns = 0, ""
+    for _ in range(steps):
+        may_insert, may_sample = flow.may_insert(rows), flow.sample_waits_for(batch, rows_in, 0) is None
+        assert may_insert != may_sample
+        if may_insert:
+            flow.commit(flow.insert(rows))
+            rows_in += rows
+            turns += "I"
+        else:
+            flow.sample(batch)
+            turns += "S"
+    assert turns == (("I" + "S" * updates) * len(turns))[: len(turns)]
+
+
+@pytest.mark.parametrize(
+    ("state", "side"),
+    [
+        (FlowState.FREE, None),
+        (FlowState.COLLECTORS_WAIT_FOR_LEASE, "collectors"),
+        (FlowState.LEARNERS_WAIT_FOR_SEQ, "learners"),
+        (FlowState.BOTH_WAIT, "both"),
+        (FlowState.WAITING_FOR_SCHEMA, None),
+        (FlowState.CLOSING, None),
+    ],
+)
+def test_a_state_says_which_side_it_blocks(state: FlowState, side: str | None) -> None:
+    assert state.blocked_side == side

@@ -11,7 +11,7 @@ from replay_server_protocol.moments import Moments
 from support.held_ring import Bench, publish
 
 from replay_server.credit import Verdict
-from replay_server.flow import Flow
+from replay_server.flow import Flow, FlowState
 from replay_server.leases import Lease
 from replay_server.sessions import CollectorSession
 
@@ -171,6 +171,42 @@ def test_the_limiter_holds_back_counted_collectors_only() -> None:
     assert "learners must sample 1 more rows" in str(bench.ingress.why_blocked())
     bench.flow.sample(1)
     assert bench.ingress.drain(0) == 1
+
+
+def test_what_stops_the_drain_is_told_apart_and_gone_once_the_next_drain_can_go_on() -> None:
+    bench = Bench(8, 4, flow=Flow(0, 1.0, 12))
+    collector = bench.collector(4, 6)
+    ingress = bench.ingress
+    for number in range(1, 5):
+        ingress.accept(collector, publish(number, number - 1, 4), 0)
+    assert ingress.blocked_by() is None, "nobody has tried yet"
+    assert ingress.drain(0) == 3
+    ingress.drain(0)
+    assert ingress.blocked_by() is FlowState.COLLECTORS_WAIT_FOR_SAMPLES
+    bench.flow.sample(4)
+    assert ingress.blocked_by() is FlowState.COLLECTORS_WAIT_FOR_COPIES, "12 of 12 ring rows are reserved"
+    bench.memory.complete(2)
+    ingress.commit(0)
+    lease = bench.leases.open(1, 0, 0, 1, (bench.ring.tail, bench.ring.committed), 0)
+    bench.memory.complete(1)
+    ingress.commit(0)
+    assert ingress.blocked_by() is FlowState.COLLECTORS_WAIT_FOR_LEASE
+    bench.leases.release(lease.lease, 1)
+    assert ingress.blocked_by() is None
+    assert ingress.drain(0) == 1
+    assert ingress.blocked_by() is None
+
+
+def test_rows_take_no_learners_turn_before_their_copies_are_seen_complete() -> None:
+    bench = Bench(100, 20, flow=Flow(0, 2.0, 8))
+    collector = bench.collector(4)
+    bench.ingress.accept(collector, publish(1, 0, 4), 0)
+    bench.ingress.drain(0)
+    bench.flow.sample(8)
+    assert bench.flow.sample_waits_for(8, 100, 0) is FlowState.LEARNERS_WAIT_FOR_INSERTS
+    bench.memory.complete(1)
+    bench.ingress.commit(0)
+    assert bench.flow.sample_waits_for(8, 100, 0) is None
 
 
 def test_a_lone_write_is_seen_in_order_with_the_copies() -> None:

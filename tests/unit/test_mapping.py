@@ -32,8 +32,8 @@ def at(server: GrantingConnection) -> RingAt:
 def test_host_ring_is_mapped_without_a_copy(server: GrantingConnection, at: RingAt) -> None:
     ring = map_ring(at, "auto", 1, SCHEMA)
     server.segment.bytes[SCHEMA.stride] = 77
-    assert ring.mapping.rows.shape == (64, SCHEMA.stride)
-    assert int(ring.mapping.rows[1, 0]) == 77
+    assert ring.mapping.tensors.rows.shape == (64, SCHEMA.stride)
+    assert int(ring.mapping.tensors.rows[1, 0]) == 77
     assert ring.device == torch.device("cpu")
     server.segment.bytes[at.proof_offset :] = 9
     assert ring.mapping.read_cell(at.proof_offset, 64) == bytes([9]) * 64

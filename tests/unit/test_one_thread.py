@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from replay_server_client import InvalidRequest, mapping
-from replay_server_client.batch import BatchBuffer
+from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.deadline import Deadline
-from replay_server_client.draw import draw_uniform
+from replay_server_client.draw import Parameters
 from replay_server_client.engine import Engine
 from replay_server_client.gather import OneThreadGather
 from replay_server_client.learner import Learner
 from replay_server_client.mapping import check_device, map_ring
-from replay_server_client.request import Seeds
+from replay_server_client.request import Request, Seeds
+from replay_server_client.ring_tensors import RingTensors
 from replay_server_protocol.errors import AttachRefused
 from replay_server_protocol.messages import RingAt
 from replay_server_protocol.schema import Schema
@@ -97,7 +98,7 @@ def test_a_batch_is_copied_in_one_piece(make: Make, monkeypatch: pytest.MonkeyPa
     learner.sample(32)
     monkeypatch.setattr(torch.Tensor, "copy_", counted)
     learner.sample(32)
-    assert copies == [32 * (SCHEMA.stride + 16)]
+    assert copies == [32 * (SCHEMA.stride + 20)]
 
 
 def test_every_call_of_another_thread_is_refused_and_the_learner_goes_on(make: Make) -> None:
@@ -111,13 +112,14 @@ def test_every_call_of_another_thread_is_refused_and_the_learner_goes_on(make: M
 
 
 def test_a_gather_in_another_thread_is_refused_before_anything_is_done() -> None:
-    memory = BatchBuffer(0, SCHEMA, 4, CPU)
-    gather = OneThreadGather(memory, draw_uniform)
-    gather.bind(torch.ones((8, SCHEMA.stride), dtype=torch.uint8))
-    (error,) = in_another_thread(lambda: gather.submit((1, 0, 8)))
+    memory = BatchBuffer(0, SCHEMA, Request.transitions(4), CPU)
+    memory.block.zero_()
+    gather = OneThreadGather(memory)
+    gather.bind(RingTensors(torch.ones((8, SCHEMA.stride), dtype=torch.uint8)))
+    (error,) = in_another_thread(lambda: gather.submit(Parameters(1, 0, 8)))
     assert isinstance(error, InvalidRequest)
     assert not memory.block.any()
-    gather.submit((1, 0, 8))
+    gather.submit(Parameters(1, 0, 8))
     assert bool((memory.rows == 1).all())
     assert int(memory.drawn.seqs.max()) < 8
 

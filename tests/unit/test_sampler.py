@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from replay_server_client import conversation, deadline, engine, sampler
-from replay_server_client.draw import DRAWS, Drawn, draw_uniform
+from replay_server_client.draw import Drawn, draw_uniform
 from replay_server_client.engine import Engine
 from replay_server_client.learner import Learner
 from replay_server_client.request import Seeds
@@ -67,7 +67,7 @@ def gather_takes(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Callable[
             draw_uniform(drawn, ring_rows)
             clock.advance(seconds)
 
-        monkeypatch.setitem(DRAWS, "uniform", slow)
+        monkeypatch.setattr("replay_server_client.recipe.draw_uniform", slow)
 
     return takes
 
@@ -154,7 +154,7 @@ def test_late_batch_is_dropped_counted_and_asked_again_with_its_number(
         draw_uniform(drawn, ring_rows)
         clock.advance_ns(next(delays))
 
-    monkeypatch.setitem(DRAWS, "uniform", late_once)
+    monkeypatch.setattr("replay_server_client.recipe.draw_uniform", late_once)
     learner = make(prefetch=0)
     batch = learner.sample(8)
     assert batch.number == 1

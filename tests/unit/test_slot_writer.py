@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_server_client.rows import RowBlock, RowReader
-from replay_server_client.slot_writer import Filled, LaneChains, LentSlot, SlotPlan, SlotWriter
+from replay_server_client.slot_plan import LaneChains, SlotPlan
+from replay_server_client.slot_writer import Filled, LentSlot, SlotWriter
 from replay_server_protocol.errors import RowsRejected, SchemaMismatch
 from replay_server_protocol.messages import SegmentLent
 from replay_server_protocol.moments import Moments

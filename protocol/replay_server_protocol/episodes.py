@@ -1,0 +1,62 @@
+"""What a publish says of the episodes that ended in it: sums over all of them, and the last ones one by one.
+
+```
+|count mean squares low high|  the same   |return length|return length| …   at most LAST_EPISODES pairs, the newest last
+|<---- of the returns ----->|<- lengths ->|<------------- float64 ------------->|
+```
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.moments import pack_scalars
+
+LAST_EPISODES = 100
+
+Scalars = tuple[int, float, float, float, float]
+"""Count, mean, squared deviations, low, high."""
+
+_HEAD = struct.Struct("<QddddQdddd")
+_PAIR = struct.Struct("<dd")
+
+
+class EndedEpisodes(NamedTuple):
+    returns: Scalars
+    lengths: Scalars
+    last: list[tuple[float, float]]
+    """(return, length) of the newest ones, in order of their ends."""
+
+
+def pack_episodes(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]) -> bytes:
+    """Packs n episodes, in order of their ends, with finite returns; empty for none, or for returns beyond float64 in sum."""
+    if not len(returns):
+        return b""
+    packed = pack_scalars(returns), pack_scalars(lengths)
+    if packed[0] is None or packed[1] is None:
+        return b""
+    last = np.stack((returns[-LAST_EPISODES:], lengths[-LAST_EPISODES:].astype(np.float64)), axis=1)
+    return packed[0] + packed[1] + last.tobytes()
+
+
+def unpack_episodes(packed: bytes) -> EndedEpisodes:
+    """The episodes of ``pack_episodes``, not of the empty ones; raises ProtocolViolation if they can't be."""
+    if len(packed) < _HEAD.size or (len(packed) - _HEAD.size) % _PAIR.size:
+        raise ProtocolViolation(f"episodes can't have {len(packed)} bytes")
+    head = _HEAD.unpack_from(packed)
+    returns, lengths = head[:5], head[5:]
+    last = list(_PAIR.iter_unpack(packed[_HEAD.size :]))
+    if not returns[0] or returns[0] != lengths[0] or len(last) != min(returns[0], LAST_EPISODES):
+        raise ProtocolViolation(f"{returns[0]} returns, {lengths[0]} lengths and {len(last)} last episodes don't go together")
+    for _, mean, squares, low, high in (returns, lengths):
+        if not (math.isfinite(mean) and 0 <= squares < math.inf and -math.inf < low <= high < math.inf):
+            raise ProtocolViolation("episodes must have finite sums, with squares >= 0 and low <= high")
+    if lengths[3] < 1 or not all(math.isfinite(total) and 1 <= length < math.inf for total, length in last):
+        raise ProtocolViolation("an episode has a finite return and at least one row")
+    return EndedEpisodes(returns, lengths, last)
