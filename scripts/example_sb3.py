@@ -2,7 +2,7 @@
 
     python scripts/example_sb3.py [--steps N] [--seed N]
 
-Prints SB3's own evaluation before and after. Some 5,000 steps reach a mean return of about -200; a random policy is near -1200.
+Prints SB3's own evaluation before and after, and the server's counters; a random policy's mean return is near -1200.
 """
 
 from __future__ import annotations

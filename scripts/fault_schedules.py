@@ -98,7 +98,7 @@ def lines_of(record: dict[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cpus']} CPUs, {machine['system']}, Python {machine['python']}",
         f"{record['stages']} at a time, {record['took_s']:,} s; load of the machine at the end {load}",
         f"faults drawn: {', '.join(f'{count} {what}' for what, count in sorted(record['faults'].items()))}",
-        f"{record['stopped_at_points']} processes stopped at a named point; {record['rows_committed']:,} rows committed to the last servers,",
+        f"{record['stopped_at_points']} processes stopped at a named point; {record['rows_committed']:,} rows came to the last servers,",
         f"{record['leases_revoked']} leases revoked, {record['stale_messages_refused']} stale messages refused and counted",
         "",
         f"{'ms':44}  {'n':>8}  {'p50':>8}  {'p99':>8}  {'longest':>8}",

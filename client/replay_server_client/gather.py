@@ -168,9 +168,11 @@ class OneThreadGather(HostGather):
 
 
 class _HostFill:
-    """Follows a recipe on the CPU, in the thread that calls it."""
+    """Follows a recipe on the CPU, in the thread that calls it and in that alone: torch's team of threads would fight the server and the
+    learner's other threads for the cores, and lose. Plain draws don't ask torch, and spare the two calls that say so."""
 
     def __init__(self, memory: BatchBuffer, how: HowToRun) -> None:
+        self._is_plain = memory.request.is_plain and not memory.write_back.is_kept
         self._memory = memory
         self._how = how
         self._parameters = memory.drawn.parameters.numpy()
@@ -189,7 +191,15 @@ class _HostFill:
         if recipe is None:
             raise RuntimeError("a gather without a ring")
         parameters.write_to(self._parameters)
-        recipe()
+        if self._is_plain:
+            recipe()
+            return
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            recipe()
+        finally:
+            torch.set_num_threads(threads)
 
     def _compile(self, ring: RingTensors) -> None:
         """In the thread that binds, with memory beside the batch buffer's, which may be lent: row 0 is read and thrown away."""
@@ -258,18 +268,22 @@ class CudaGather(_StreamGather):
         self._host = self._parameters.numpy()
         self._recipe: Recipe | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._last_graph: torch.cuda.CUDAGraph | None = None
 
     def bind(self, ring: RingTensors) -> None:
         self._recipe = Recipe(self._memory, ring, take_by_torch, self._how)
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._returned)  # a batch of the last ring may still be read by queued work
             Parameters(0, 0, 1).write_to(self._host)
+            counts = self._memory.write_back.counts.clone()
             self._follow()  # loads the kernels, which a capture must not; row 0 is read without a lease and thrown away
+            self._memory.write_back.counts.copy_(counts)
             self._stream.synchronize()
-            self._graph = self._capture()
+            self._graph, self._last_graph = self._capture(), None
 
     def unbind(self) -> None:
         super().unbind()
+        self._last_graph = self._graph or self._last_graph  # never replayed: a pool ends with its last graph, and is of no use after that
         self._recipe = self._graph = None
 
     def submit(self, parameters: Parameters) -> None:

@@ -95,6 +95,11 @@ class Request:
         return self.by == "priority"
 
     @property
+    def is_plain(self) -> bool:
+        """Uniform draws of single rows."""
+        return self.is_one_step and not self.is_by_priority and self.half_life_rows is None
+
+    @property
     def is_one_step(self) -> bool:
         return self.n_step == 1 and not self.length
 

@@ -42,8 +42,7 @@ def _phase(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]
 
 def _clients(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     were, are = clients_of(before), clients_of(after)
-    for client in were.keys() - are.keys():
-        yield f"{_told(client)} left"
+    yield from (f"{_told(client)} left" for client in were if client not in are)
     for client, part in are.items():
         if client not in were:
             yield f"{_told(client)} came"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +24,14 @@ def wait_in(call: str, name: str, run_dir: str) -> dict[str, Any]:
     from replay_server_client import Collector, Learner
     from support.markers import MARKERS, marker_steps
 
+    def write(collector: Collector) -> None:
+        for step in range(4, 10_000, 16):
+            collector.write(marker_steps(0, 1, step, 16), timeout=30)
+
+    def flush(collector: Collector) -> None:
+        collector.write(marker_steps(0, 1, 4, 4))
+        collector.flush(30)
+
     told = {"is_interrupted": False, "threads": 0}
     with (
         Collector.connect(name, schema=MARKERS, run_dir=run_dir) as collector,
@@ -31,9 +40,9 @@ def wait_in(call: str, name: str, run_dir: str) -> dict[str, Any]:
         collector.write(marker_steps(0, 1, 0, 4))
         collector.flush()
         learner.sample(4)
-        calls = {
-            "write": lambda: [collector.write(marker_steps(0, 1, step, 16), timeout=30) for step in range(0, 10_000, 16)],
-            "flush": lambda: [collector.write(marker_steps(0, 1, 4, 4)), collector.flush(30)],
+        calls: dict[str, Callable[[], object]] = {
+            "write": lambda: write(collector),
+            "flush": lambda: flush(collector),
             "sample": lambda: learner.sample(8, min_committed=10**9, timeout=30),
             "wait_ready": lambda: learner.wait_ready(30),
         }

@@ -127,7 +127,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    told = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True).stdout
+    told = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=True).stdout
     assert library in told
     assert f"replay-server[{extra}]" in told
 

@@ -7,14 +7,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support.processes import Children
+from support.processes import Child, Children
 
 _IMPORT_S = 60.0
 _A_SEED_S = 30.0
+_READ_EVERY_S = 0.3
 _OWN_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "stage")
 
 
@@ -27,9 +29,10 @@ def outcomes(children: Children, seeds: Sequence[int], stages: int, device: str 
         children.start([*command, *map(str, part)], name="stage", deadline_s=_IMPORT_S + _A_SEED_S * len(part), PYTHONPATH=path)
         for part in parts
     ]
+    while sum(_is_busy(child) for child in running):  # each is read: a full pipe would hold its stage
+        time.sleep(_READ_EVERY_S)
     found = {}
     for child in running:
-        child.wait()
         for line in child.output.splitlines():
             if line.startswith('{"seed"'):
                 outcome = json.loads(line)
@@ -43,6 +46,14 @@ def told(outcome: dict[str, Any]) -> str:
     lines = [*outcome["broken"], "", *outcome["lines"], "", "what happened:", *outcome["happened"], ""]
     lines += [f"{name}:\n{text}" for name, text in outcome["logs"].items() if text]
     return "\n".join([*lines, f"again: pytest tests/fault/test_schedules.py --seed {outcome['seed']}"])
+
+
+def _is_busy(child: Child) -> bool:
+    """Reads what it has written; ends it at its deadline."""
+    if child.is_alive() and not child.is_overdue:
+        return child.output is not None
+    child.wait()
+    return False
 
 
 @functools.cache

@@ -54,6 +54,7 @@ class LearnerPart:
 
 
 Part = CollectorPart | LearnerPart
+What = Literal["kill", "stop", "fork", "close", "restart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Fault:
     comes to ``point``. ``for_ms`` is the length of a stop, or how long the server's name stays free; ``how`` says more."""
 
     who: str
-    what: Literal["kill", "stop", "fork", "close", "restart"]
+    what: What
     at_ms: int
     point: str = ""
     passes: int = 0
@@ -153,7 +154,7 @@ def _faults(rng: random.Random, parts: list[Part]) -> list[Fault]:
     for _ in range(rng.randint(1, 4)):
         who = rng.choice(["server", *(part.name for part in parts)])
         at_ms = rng.randint(0, WORK_MS - 50)
-        kinds = ("stop", "restart") if who == "server" else ("kill", "stop", "stop", "fork", "close")
+        kinds: tuple[What, ...] = ("stop", "restart") if who == "server" else ("kill", "stop", "stop", "fork", "close")
         what = rng.choice(kinds)
         if who in doomed or (who == "c0" and what == "kill"):
             what = "stop"

@@ -88,6 +88,8 @@ class Stage:
         self.schedule = schedule
         self.outcome = Outcome(schedule.seed, lines=schedule.lines())
         self._device = device
+        self._is_on_host = device == "cpu"
+        self._is_weighed = self._is_on_host and schedule.has_schema  # its memory is there from the start
         self._scratch = scratch
         self._endpoints = Endpoints.resolve(f"s{schedule.seed}", scratch / "run")
         self._schema = scratch / "schema.json"
@@ -128,7 +130,7 @@ class Stage:
     def _play(self) -> None:
         self._schema.write_text(json.dumps(NUMBERED.to_wire()), "utf-8")
         self._start_server()
-        if self.schedule.has_schema and not any(fault.who == "server" and fault.point for fault in self.schedule.faults):
+        if self._is_weighed and not any(fault.who == "server" and fault.point for fault in self.schedule.faults):
             self._turn_until(lambda: self._baseline is not None, "the first report")
         for part in self.schedule.parts:
             self._join(part)
@@ -230,7 +232,8 @@ class Stage:
         os.kill(actor.pid, signal.SIGKILL)
         actor.reap()
         self._disturb(actor, killed_s, killed_s + 60.0)
-        self._buried.append((killed_s, actor.name, actor.pid, BURIED_WITH_CHILD_S if actor.has_heir else 0.0))
+        if self._server is not None:  # else its session has ended with the server
+            self._buried.append((killed_s, actor.name, actor.pid, BURIED_WITH_CHILD_S if actor.has_heir else 0.0))
         newcomer = self.schedule.newcomers[place]
         if newcomer is not None:
             self._at(0.03, lambda: self._join(newcomer))
@@ -398,7 +401,7 @@ class Stage:
             return
         self._silent_since_s = None
         check_report(report, self.schedule.depth)
-        if self._baseline is None and self.schedule.has_schema and not self._actors:
+        if self._baseline is None and self._is_weighed and not self._actors:
             self._baseline = weight_of(server.pid)
         there = present(report)
         for entry in list(self._buried):
@@ -435,8 +438,9 @@ class Stage:
         self._turn_until(lambda: all(actor.page[Cell.IDLE] for actor in self._clients()), "all learners have a last batch")
         self._note("all idle")
         self._settle()
-        window = Window.read(self._endpoints)
-        window.check()
+        window = Window.read(self._endpoints) if self._is_on_host else None  # a GPU's ring is judged by the learners alone
+        if window is not None:
+            window.check()
         self._note("checked")
         for actor in self._clients():
             actor.page[Cell.PHASE] = Phase.LEAVE
@@ -485,11 +489,11 @@ class Stage:
                 raise Broken(f"not ended 8 s after they were told to leave: {[actor.name for actor in clients]}")
             time.sleep(0.002)
 
-    def _judge_told(self, window: Window) -> None:
+    def _judge_told(self, window: Window | None) -> None:
         outcome = self.outcome
         for actor in self._gone:
             told = json.loads((self._scratch / f"{actor.name}.json").read_text("utf-8"))
-            if told["left"]:
+            if told["left"] and self._is_on_host:  # CUDA keeps descriptors to a process's end
                 raise Broken(f"{actor.name} left {told['left']}")
             outcome.late += told["late"]
             for call, began_s, lasted_s in told["waits"]:
@@ -498,22 +502,22 @@ class Stage:
                 beyond_s = lasted_s - overlap(began_s, ended_s, [*actor.disturbed, *self._away])
                 queued_s = self._queued_s(began_s, ended_s, actor)
                 if beyond_s - queued_s > UNDISTURBED_S:
+                    away = [(round(a - self._began_s, 2), round(b - self._began_s, 2)) for a, b in self._away]
                     raise Broken(
-                        f"{actor.name} waited {lasted_s:.2f} s in {call} from {began_s - self._began_s:.2f} s on, "
-                        f"{beyond_s - queued_s:.2f} of them for nothing that was done; away: {[(a - self._began_s, b - self._began_s) for a, b in self._away]}"
+                        f"{actor.name} waited {lasted_s:.2f} s in {call} from {began_s - self._began_s:.2f} s on, of them "
+                        f"{beyond_s - queued_s:.2f} s for nothing that was done; away: {away}"
                     )
                 if not own_s:
                     outcome.waits_ms.setdefault(call, []).append(round(max(0.0, beyond_s) * 1000, 3))
                     outcome.queued_ms.setdefault(call, []).append(round(max(0.0, beyond_s - queued_s) * 1000, 3))
-            window.check_sampled(actor.name, ((int(seq), row) for seq, row in told["seqs"].items()))
+            if window is not None:
+                window.check_sampled(actor.name, ((int(seq), row) for seq, row in told["seqs"].items()))
 
     def _end_server(self) -> None:
         server = self._server
         assert server is not None
-        for actor in self._actors.values():
-            if actor.has_heir and actor.page[Cell.CHILD]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(actor.page[Cell.CHILD], signal.SIGKILL)  # it holds a connection of its parent's
+        for pid in set(children_of(os.getpid())) - {server.pid}:  # forked children of those who are gone: they hold connections
+            os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + SETTLED_S
         while True:
             report = self._report(2.0)

@@ -79,7 +79,8 @@ def broken(rows: Any, steps: Any = 1) -> npt.NDArray[np.bool_]:
     is_whole = (np.asarray(rows["wide"]) == _wide(collector, lane, number, step)).all(-1) & (number >= 0) & (step >= 0)
     is_whole &= np.asarray(rows["next_step"]) == step + steps
     is_whole &= (np.asarray(rows["reward"]) == step % 1000) & (np.asarray(rows["terminated"]) == (step % 17 == 16))
-    return ~is_whole
+    wrong: npt.NDArray[np.bool_] = ~is_whole
+    return wrong
 
 
 def is_continuous(collectors: npt.NDArray[Any], numbers: npt.NDArray[Any]) -> bool:

@@ -68,6 +68,10 @@ class Child:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def is_overdue(self) -> bool:
+        return time.monotonic() >= self._end
+
     def wait_for(self, words: str) -> None:
         """Returns once the child has written ``words``; ChildFailed if it ends without them."""
         while words not in self.output:
