@@ -271,8 +271,8 @@ class CudaGather(_StreamGather):
         self._last_graph: torch.cuda.CUDAGraph | None = None
 
     def bind(self, ring: RingTensors) -> None:
-        self._recipe = Recipe(self._memory, ring, take_by_torch, self._how)
         with torch.cuda.stream(self._stream):
+            self._recipe = Recipe(self._memory, ring, take_by_torch, self._how)  # here: the fills of its memory come before its steps
             self._stream.wait_event(self._returned)  # a batch of the last ring may still be read by queued work
             Parameters(0, 0, 1).write_to(self._host)
             counts = self._memory.write_back.counts.clone()
