@@ -361,7 +361,7 @@ class AttachDesk:
 def why_unlinked(store: Store) -> str:
     """For people, of a ring whose name is gone while it is mapped."""
     return (
-        f"the ring's segment {store.memory.place.handle.decode()} was removed from {segment_dir()} while the server runs: who has mapped it goes "
-        "on, nobody else can map it; restart the server. systemd-logind removes such files when their user logs out (RemoveIPC=yes): serve "
-        "as a system user, or set RemoveIPC=no"
+        f"the ring's segment {store.memory.place.handle.decode()} was removed from {segment_dir()} while the server runs: "
+        "who has mapped it goes on, nobody else can map it; restart the server. "
+        "systemd-logind removes such files when their user logs out (RemoveIPC=yes): serve as a system user, or set RemoveIPC=no"
     )

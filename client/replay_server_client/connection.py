@@ -160,7 +160,7 @@ class Connection:
 
     @contextlib.contextmanager
     def opening_memory(self) -> Iterator[None]:
-        """For opening what a message of this session names. If it went with its server, or the server is about to follow, raises ServerGone.
+        """For opening what a message of this session names. Raises ServerGone if it went with its server, or the server is about to go.
 
         Such a message may be read long after it was sent: a client that was stopped finds it, and by then a successor has swept.
         """

@@ -75,7 +75,12 @@ def test_walks_are_traced_whole_and_equal_plain_ones() -> None:
 def test_calls_of_the_same_shapes_share_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
     once = module._compile
-    monkeypatch.setattr(module, "_compile", lambda function, *rest: counted.append(function.__name__) or once(function, *rest))
+
+    def counting(function: Callable[..., Any], *rest: Any) -> Callable[..., Any]:
+        counted.append(function.__name__)
+        return once(function, *rest)
+
+    monkeypatch.setattr(module, "_compile", counting)
     for n in (8, 8, 16, 8):
         drawn = drawn_of(n)
         compiled(uniform)(drawn.parameters, drawn.counters, ring_rows=RING_ROWS)
