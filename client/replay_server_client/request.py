@@ -16,6 +16,8 @@ BY = ("uniform", "priority")
 """The values of ``by``."""
 
 _MOST_STEPS = 1 << 16
+_LARGEST_EXPONENTS = {"alpha": 2.0, "beta": 1000.0}
+"""The largest priority to the power of 2 is within float32."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -128,8 +130,9 @@ def is_count(value: object, low: int) -> bool:
 
 def check_exponent(name: str, value: object) -> float:
     """Returns alpha or beta; raises InvalidRequest by name."""
-    if not _is_number(value) or not 0 <= value < 1e3:
-        raise InvalidRequest(f"{name}={shown(value)}: an exponent, 0 or above")
+    most = _LARGEST_EXPONENTS[name]
+    if not _is_number(value) or not 0 <= value <= most:
+        raise InvalidRequest(f"{name}={shown(value)}: an exponent, 0 to {most:g}")
     return float(value)
 
 

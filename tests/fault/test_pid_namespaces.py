@@ -14,13 +14,13 @@ from support.servers import ServerProcess
 
 ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 WRITER = """
-    import os, sys
+    import itertools, os, sys
     from replay_server_client import Collector
     from support.markers import MARKERS, marker_steps
 
     name, run_dir, number = sys.argv[1:]
     with Collector.connect(name, schema=MARKERS, run_dir=run_dir, name=f"c{number}") as collector:
-        for step in range(0, 100_000, 8):
+        for step in itertools.count(0, 8):
             collector.write(marker_steps(int(number), 1, step, 8))
             collector.flush()
             if step == 0:
