@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """After deselection: torch is only imported when a test marked ``gpu`` is really about to run."""
+    if not os.environ.get("REPLAY_TEST_ALL"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow; scripts/test --all"))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     reason = _no_gpu() if needs_gpu else None
     if reason:

@@ -124,7 +124,7 @@ def test_moments_are_the_servers_and_a_field_without_is_named(collector: Collect
     collector.write(rows(0, 102))
     collector.flush()
     assert learner.moments("reward")["mean"] == 25.25
-    with pytest.raises(InvalidRequest, match="serve with --moments obs"):
+    with pytest.raises(InvalidRequest, match=r"no moments of 'obs'; it keeps: reward; name fields with serve --moments"):
         learner.moments("obs")
 
 

@@ -12,6 +12,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_flow.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_few_seconds_of_bursts_and_pauses_stay_in_the_band(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--minutes", "0.05", "--output", str(tmp_path)]

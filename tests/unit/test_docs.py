@@ -17,6 +17,7 @@ PAGES = (
     "README.md",
     "CHANGELOG.md",
     "docs/design.md",
+    "docs/adapters.md",
     "docs/deploy.md",
     "docs/doctor.md",
     "docs/export.md",
