@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.barrage import OPTIONS, Barrage, Weight, settle, witness_collector, witness_learner
 from support.processes import Children
 from support.reports import report_of, wait_report
@@ -17,6 +18,7 @@ _WARM_UP, _ROUNDS, _ROUND = 1, 3, 3000
 _MOST_GROWTH_BYTES = 16 << 20
 
 
+@pytest.mark.slow
 def test_a_barrage_changes_nothing(start_server: Callable[..., ServerProcess], children: Children, tmp_path: Path) -> None:
     server, stop = start_server(*OPTIONS), tmp_path / "stop"
     collector = children.run(witness_collector, server.name, str(server.run_dir), str(stop), 0.002)

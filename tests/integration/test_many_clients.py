@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from support.processes import Children
 from support.reports import assert_conserved, report_of, wait_report
 from support.servers import ServerProcess
@@ -83,6 +84,7 @@ def learn(name: str, run_dir: str, number: int, duration_s: float) -> dict[str, 
     return {"batches": batches}
 
 
+@pytest.mark.slow
 def test_order_wholeness_and_conservation_hold_with_four_collectors_and_two_learners(
     start_server: Callable[..., ServerProcess], children: Children
 ) -> None:

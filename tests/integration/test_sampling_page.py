@@ -25,6 +25,7 @@ def test_the_blocks_of_the_page_are_one_script(children: Children, tmp_path: Pat
     assert "LearnerStatistics(" in child.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_by_one_command(children: Children, name: str) -> None:
     command = [sys.executable, str(CHECKOUT / "scripts" / name), "--quick", "--json"]

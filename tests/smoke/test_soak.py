@@ -12,6 +12,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "soak.py"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_few_seconds_of_mixed_load_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--quick", "--device", "cpu", "--output", str(tmp_path)]

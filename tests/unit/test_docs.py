@@ -26,7 +26,7 @@ PAGES = (
     "docs/sampling.md",
     "docs/status.md",
 )
-OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help", "--timeout", "--host", "--port", "--interval"}
+OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help", "--timeout", "--host", "--port", "--interval", "--all"}
 OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")

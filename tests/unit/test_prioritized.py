@@ -95,7 +95,7 @@ def random_ring(random: np.random.Generator, ring_rows: int, tail: int, size: in
     return ring
 
 
-@pytest.mark.parametrize("block_rows", [1, 2, 4, 5, 11, 64])
+@pytest.mark.parametrize("block_rows", [1, 4, pytest.param(5, marks=pytest.mark.slow), 11, pytest.param(64, marks=pytest.mark.slow)])
 def test_every_window_of_a_small_ring_draws_the_reference_rows(monkeypatch: pytest.MonkeyPatch, block_rows: int) -> None:
     """Also where the window's ends cut one block or two, and where the ring is no multiple of a block."""
     monkeypatch.setattr(prioritized, "_BLOCK_ROWS", block_rows)
