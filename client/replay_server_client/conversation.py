@@ -82,7 +82,8 @@ class Conversation:
         if not self.connection.is_attached:
             return
         try:
-            while self._round():
+            self._read()
+            while self._move_on() and self._read():
                 pass
         except ServerClosing as closing:
             self.let_go()
@@ -125,9 +126,16 @@ class Conversation:
             self.advance()
         return self._poster.version if self.connection.is_attached else None
 
-    def _round(self) -> bool:
+    def _read(self) -> bool:
+        """Takes every message that is there. True if there was one."""
+        has_read = False
         while (message := self.connection.receive_nowait()) is not None:
             self._take(message)
+            has_read = True
+        return has_read
+
+    def _move_on(self) -> bool:
+        """Moves every requester on. True if one of them sent a message."""
         if self.ring is None:
             return False  # the server takes no request before the mapping is proved
         now_ns = time.monotonic_ns()
