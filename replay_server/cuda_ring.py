@@ -20,6 +20,7 @@ from replay_server_protocol.errors import DeviceError
 from replay_server_protocol.segment import Segment, align
 
 from replay_server.cuda_runtime import CudaRuntime, Event, Stream
+from replay_server.debug_hold import StreamHold
 from replay_server.storage import Copy, RingLayout, RingPlace, Write
 
 ALLOCATION_BYTES = 2 << 20
@@ -47,6 +48,7 @@ class CudaRing:
         self._runtime = runtime
         self._copy_delay_s = copy_delay_s
         self._stream: Stream = runtime.create_stream()
+        self._hold = StreamHold(runtime, self._stream) if copy_delay_s else None
         self._events: list[Event] = [runtime.create_event() for _ in range(MAX_TICKETS)]
         self._staging = _Staging(runtime.allocate_pinned(staging_bytes), staging_bytes)
         self._pinned: set[int] = set()
@@ -129,6 +131,8 @@ class CudaRing:
         self._pinned.clear()
         for event in self._events:
             self._runtime.destroy_event(event)
+        if self._hold is not None:
+            self._hold.close()
         self._runtime.destroy_stream(self._stream)
         self._runtime.deallocate_pinned(self._staging.address)
 
@@ -142,8 +146,8 @@ class CudaRing:
 
     def _launch(self, copies: Sequence[Copy], writes: Sequence[Write]) -> None:
         copy_async, base, stream = self._runtime.copy, self.address, self._stream
-        if self._copy_delay_s:
-            copies = self._hold_between_halves(copies)
+        if self._hold is not None:
+            copies = self._hold_between_halves(copies, self._hold)
         for copy in copies:
             copy_async(base + copy.offset, copy.address, copy.n_bytes, stream)
         if writes:
@@ -152,12 +156,12 @@ class CudaRing:
         self._runtime.record(self._events[self._launched % MAX_TICKETS], stream)
         self._launched += 1
 
-    def _hold_between_halves(self, copies: Sequence[Copy]) -> list[Copy]:
+    def _hold_between_halves(self, copies: Sequence[Copy], hold: StreamHold) -> list[Copy]:
         """Submits the first half of each copy, then the delay; returns the other halves."""
         for copy in copies:
             if copy.n_bytes > 1:
                 self._runtime.copy(self.address + copy.offset, copy.address, copy.n_bytes // 2, self._stream)
-        self._runtime.hold(self._stream, self._copy_delay_s)
+        hold.hold(self._copy_delay_s)
         halves = [(copy, copy.n_bytes // 2) for copy in copies]
         return [Copy(copy.offset + half, copy.address + half, copy.n_bytes - half) for copy, half in halves]
 

@@ -193,12 +193,6 @@ class CudaRuntime:
         self._check("cudaEventQuery", code)
         return False
 
-    def hold(self, stream: Stream, delay_s: float) -> None:
-        """For tests: everything queued later on the stream waits ``delay_s``. The C function sleeps on the driver's own thread, so the
-        interpreter lock is not needed for it to end."""
-        sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
-        self._call("cudaLaunchHostFunc", stream, sleep, int(delay_s * 1e6))
-
     def synchronize(self, stream: Stream | None = None) -> None:
         """Waits for the stream, or for all work of the current device."""
         if stream is None:

@@ -23,7 +23,7 @@ from replay_server.counters import Counters, Latency
 from replay_server.credit import Verdict
 from replay_server.flow import Flow, FlowState
 from replay_server.leases import Leases
-from replay_server.links import complete, link_span
+from replay_server.links import check_lanes, complete, link_span
 from replay_server.metadata import Metadata, note_nonfinite
 from replay_server.ring import Ring, Span
 from replay_server.sessions import CollectorSession
@@ -277,7 +277,7 @@ class Ingress:
         try:
             self.metadata.check(message)
             if self.layout.link is not None:
-                link_span(0, message.rows, collector.hello.lanes, message.lanes, self.ring.ring_rows)
+                check_lanes(message.rows, collector.hello.lanes, message.lanes)
         except (ProtocolViolation, ValueError) as error:
             return str(error)
         return None

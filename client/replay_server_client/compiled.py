@@ -63,7 +63,7 @@ def _compile(function: Function, arguments: tuple[Any, ...], static: dict[str, A
             warnings.simplefilter("ignore")  # of the compiler's own parts
             found(*arguments, **static)
     except Exception as error:  # noqa: BLE001 - whatever the compiler lacks, there is another way
-        reason = str(error).strip().partition("\n")[0]
+        reason = " ".join(str(error).strip().split("\n\n")[0].split())  # what the compiler says, without its advice
         warnings.warn(f"{function.__name__} runs uncompiled: {type(error).__name__}: {reason}", RuntimeWarning, stacklevel=2)
         return function
     return found

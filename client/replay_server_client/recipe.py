@@ -21,7 +21,7 @@ from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.compiled import HowToRun, plain
 from replay_server_client.draw import draw_uniform, uniform
 from replay_server_client.lap_column import scatter
-from replay_server_client.nstep import NStep, NStepOutputs, n_step_of
+from replay_server_client.nstep import NStep, NStepOutputs
 from replay_server_client.overlay import Overlay
 from replay_server_client.prioritized import PriorityDraw, prioritized
 from replay_server_client.recent import draw_recent, recent
@@ -47,8 +47,10 @@ class Recipe:
         steps = [*self._write_back(), self._draw()]
         if memory.request.follows_links:
             steps.append(partial(torch.add, memory.drawn.parameter("tail"), memory.drawn.parameter("size"), out=self._committed))
-        steps += [*self._windows(), take(ring.rows, memory.indices.view(-1), memory.rows), *self._overlay(), *self._n_step()]
-        self._steps = steps
+        n_step = self._n_step()
+        gathers = [] if n_step and n_step.takes_rows else [take(ring.rows, memory.indices.view(-1), memory.rows)]
+        # Fields with an overlay are none of those that n-step derives, so the two may come in either order.
+        self._steps = [*steps, *self._windows(), *gathers, *(self._derive(n_step) if n_step else ()), *self._overlay()]
 
     def __call__(self) -> None:
         for step in self._steps:
@@ -104,15 +106,18 @@ class Recipe:
         if mutable := [field.name for field in schema if field.mutable and field.name in read]:
             raise InvalidRequest(f"{what} reads {', '.join(mutable)} of later rows, where newer values are not looked up")
 
-    def _n_step(self) -> list[Step]:
-        memory, ring, request = self._memory, self._ring, self._memory.request
+    def _n_step(self) -> NStep | None:
+        request, schema = self._memory.request, self._memory.schema
         if request.n_step == 1:
-            return []
-        link, schema, results = ring.links(f"n_step={request.n_step}"), memory.schema, memory.results
+            return None
         self._refuse_mutable(f"n_step={request.n_step}", ("reward", *_FLAGS), schema.pairs.values())
-        n_step = NStep(schema, request.n_step, request.gamma, memory.rows.device, self._how(n_step_of))
+        return NStep(schema, request.n_step, request.gamma, self._memory.rows.device, self._how)
+
+    def _derive(self, n_step: NStep) -> list[Step]:
+        memory, ring = self._memory, self._ring
+        drawn, results = memory.drawn, memory.results
+        link = ring.links(f"n_step={memory.request.n_step}")
         outputs = NStepOutputs(results["discount"], results["n_steps"], results["bootstrap"])
-        drawn = memory.drawn
         return [partial(n_step.derive, ring.rows, link, drawn.indices, drawn.seqs, self._committed, memory.rows, outputs)]
 
 

@@ -178,8 +178,8 @@ def _thawed(attached: Attached, sizes: Sizes, parts: Parts) -> CollectorSession:
     session.published_rows, session.committed_rows = attached.published_rows, attached.committed_rows
     session.last_committed_seq = attached.last_committed_seq
     if attached.previous is not None:
-        first_seq, links, last_offset = attached.previous
-        session.previous = LinkedSpan(first_seq, np.array(links, np.int64), np.array(last_offset, np.int64))
+        first_seq, links, last_offset, is_whole = attached.previous
+        session.previous = LinkedSpan(first_seq, np.array(links, np.int64), np.array(last_offset, np.int64), is_whole)
     return session
 
 
@@ -195,5 +195,7 @@ def _frozen(session: CollectorSession) -> Attached:
         session.published_rows,
         session.committed_rows,
         session.last_committed_seq,
-        None if previous is None else (previous.first_seq, tuple(previous.links.tolist()), tuple(previous.last_offset.tolist())),
+        None
+        if previous is None
+        else (previous.first_seq, tuple(previous.links.tolist()), tuple(previous.last_offset.tolist()), previous.is_whole),
     )

@@ -85,7 +85,7 @@ class Attached(NamedTuple):
     published_rows: int = 0
     committed_rows: int = 0
     last_committed_seq: int = 0
-    previous: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None  # first seq, links, last offsets of the span before
+    previous: tuple[int, tuple[int, ...], tuple[int, ...], bool] | None = None  # as LinkedSpan has it, of the span before
 
 
 class Held(NamedTuple):

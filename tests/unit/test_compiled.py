@@ -97,7 +97,7 @@ def test_more_shapes_than_dynamo_allows_one_function_are_compiled() -> None:
 def test_where_compiling_fails_a_warning_says_why_and_the_plain_function_works(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(function: Callable[..., Any], **_options: Any) -> Callable[..., Any]:
         def fail(*_arguments: Any, **_static: Any) -> None:
-            raise RuntimeError("no C++ compiler\nsomewhere deep")
+            raise RuntimeError("no C++\ncompiler\n\nsomewhere deep")
 
         return fail
 

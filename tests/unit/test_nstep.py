@@ -73,6 +73,16 @@ def test_every_row_of_every_window_is_the_naive_n_step_row(schema: Schema, n_ste
                 assert outputs.bootstrap[i] == (0 if used[-1].is_terminated else gamma ** len(used))
 
 
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_rows_gathered_by_selected_words_are_those_gathered_in_two_steps(schema: Schema) -> None:
+    stream = random_stream(5, schema)
+    for window in stream.windows():
+        two_steps, selected, outputs = NStep(schema, 3, 0.5, CPU), NStep(schema, 3, 0.5, CPU), outputs_of(len(window))
+        selected.takes_rows = True
+        expected = derive(two_steps, stream, list(window), window, outputs)
+        assert torch.equal(derive(selected, stream, list(window), window, outputs), expected)
+
+
 def test_one_step_leaves_rows_unchanged() -> None:
     stream = random_stream(1, USUAL)
     window = range(stream.reserved - 5, stream.reserved)
