@@ -73,6 +73,7 @@ class AttachDesk:
         replay.counters.rows_lost += hello.rows_lost
         replay.counters.rows_published += hello.rows_lost  # by the same collector, to the generation that is gone
         self._welcome(session)
+        replay.tracing.tell(session)
         log.info("attached %s", session)
         if isinstance(session, CollectorSession):
             self._serve_collector(session)
@@ -133,6 +134,7 @@ class AttachDesk:
         replay.deaths.unwatch(session.token)
         replay.requests.forget(session.token)
         replay.mailboxes.forget(session.token)
+        replay.tracing.ended(session)
         replay.counters.sessions_lost += is_dead or is_lost
         if is_dead:
             for lease in replay.leases.orphan(session.token):

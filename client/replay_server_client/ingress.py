@@ -15,7 +15,7 @@ from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerC
 from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.trace import CALLING_THREAD, Trace
+from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
@@ -71,9 +71,8 @@ Missing = Literal["ring", "credit", "gpu"]
 class Ingress:
     """``slots`` are those of the present session, None while there is none; everything else outlives sessions."""
 
-    def __init__(self, connection: Connection, hello: CollectorHello, trace: Trace | None = None) -> None:
+    def __init__(self, connection: Connection, hello: CollectorHello) -> None:
         self.connection = connection
-        self.trace = trace
         self.slots: LentSlots | None = None
         self.chains = LaneChains(hello.lanes)
         self.mail = MailReader(connection)
@@ -148,8 +147,9 @@ class Ingress:
         finally:
             ended = time.monotonic()
             self.counts.waited_s += ended - started
-            if self.trace is not None and what == "credit":
-                self.trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
+            trace = self.connection.trace
+            if trace is not None and what == "credit":
+                trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
         seq = f" (the last credit was for rows up to seq {self.slots.committed:,})" if self.slots is not None and what == "credit" else ""
         raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s{seq}; {self._ask_reason(what)}")
 
@@ -207,7 +207,7 @@ class Ingress:
         differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
         if differences:
             raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
-        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy, self.trace)
+        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy)
         connection.send(Mapped(connection.session, connection.generation))
         return self.slots
 
