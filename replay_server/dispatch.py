@@ -66,7 +66,7 @@ class Dispatch:
             Bye: lambda session, bye: desk.end(session, "bye"),
         }
         self._actions: Mapping[str, Mapping[type[ClientMessage], Action]] = {
-            "collector": {**of_all, Mapped: lambda session, mapped: desk.mapped(session), Publish: self._publish},
+            "collector": {**of_all, Mapped: desk.mapped, Publish: self._publish},
             "learner": {
                 **of_all,
                 Proof: desk.prove,

@@ -59,7 +59,7 @@ class Hello(NamedTuple):
     schema: Wire | None  # collector: its schema; learner: what it expects, if anything
     lanes: Count  # collector: environments it interleaves
     counted: bool  # collector: rows count for samples-per-insert
-    rows_lost: Count  # rows of this client that died with the last generation
+    rows_lost: Count  # 0: MAPPED tells it, which is not sent by a client that gave this attach up
     device_uuid: Name | None  # learner on CUDA: the GPU it will map the ring on
 
 
@@ -97,8 +97,11 @@ class SegmentLent(NamedTuple):
 
 
 class Mapped(NamedTuple):
+    """A collector has its slots. ``rows_lost``: rows of it that died with earlier generations and were told to none since."""
+
     session: Token
     generation: Token
+    rows_lost: Count = 0
 
 
 class Publish(NamedTuple):
