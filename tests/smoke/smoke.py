@@ -77,9 +77,8 @@ def main() -> None:
         finally:
             server.kill()
             server.wait()
-    print(
-        f"smoke, Python {sys.version.split()[0]}: the wheel serves and collects{' and learns' if HAS_TORCH else '; no torch here: no learner'}"
-    )
+    learned = "and learns" if HAS_TORCH else "(no torch here: no learner)"
+    print(f"smoke, Python {sys.version.split()[0]}: the wheel serves, collects {learned}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from replay_server_protocol.codec import client_codec, server_codec
 from replay_server_protocol.messages import PROTOCOL_VERSION, ClientMessage, Hello, Refused, ServerMessage
 
 MESSAGES_OF = {2: "186999abfaab3592"}
-"""A version's messages by a digest of their names, fields and limits. Whoever changes one makes a new entry and a row in docs/protocol.md."""
+"""A version's messages by a digest of their names, fields and limits. Whoever changes one makes an entry, and a row in docs/protocol.md."""
 
 
 def digest() -> str:
