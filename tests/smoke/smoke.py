@@ -49,7 +49,9 @@ def make_round_trip(run_dir: str) -> None:
         collector.write(rows, timeout=10.0)
         committed = collector.flush(timeout=10.0)
         assert committed == ROWS, committed
-        assert query(Endpoints.resolve("smoke", run_dir), 10.0)["counters"]["rows_committed"] == ROWS
+        counters = query(Endpoints.resolve("smoke", run_dir), 10.0)["counters"]
+        assert isinstance(counters, dict)
+        assert counters["rows_committed"] == ROWS
         if HAS_TORCH:
             learn(run_dir, committed)
 
