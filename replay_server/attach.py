@@ -13,6 +13,7 @@ from replay_server_protocol.messages import (
     PROTOCOL_VERSION,
     Challenge,
     Hello,
+    Mapped,
     Proof,
     Proved,
     Refused,
@@ -70,9 +71,8 @@ class AttachDesk:
         if hello.pid_namespace == self._namespace:
             replay.deaths.watch(session.token, session.process)
         replay.counters.sessions_opened += 1
-        replay.counters.rows_lost += hello.rows_lost
-        replay.counters.rows_published += hello.rows_lost  # by the same collector, to the generation that is gone
         self._welcome(session)
+        replay.tracing.tell(session)
         log.info("attached %s", session)
         if isinstance(session, CollectorSession):
             self._serve_collector(session)
@@ -90,9 +90,11 @@ class AttachDesk:
         log.info("refused %s %r (pid %d): %s%s", hello.role, hello.name, hello.pid, error, more)
         self._tell_refused_at_s, self._untold = now_s + _TELL_EVERY_S, 0
 
-    def mapped(self, session: CollectorSession) -> None:
+    def mapped(self, session: CollectorSession, message: Mapped) -> None:
         """The collector has its segment: the name goes, so that nothing is left behind whoever dies."""
         if session.segment is not None and session.state is SessionState.GREETED:
+            self._replay.counters.rows_lost += message.rows_lost
+            self._replay.counters.rows_published += message.rows_lost  # by the same collector, to a generation that is gone
             session.segment.unlink()
             session.happen(SessionEvent.MAPPED)
 
@@ -133,6 +135,7 @@ class AttachDesk:
         replay.deaths.unwatch(session.token)
         replay.requests.forget(session.token)
         replay.mailboxes.forget(session.token)
+        replay.tracing.ended(session)
         replay.counters.sessions_lost += is_dead or is_lost
         if is_dead:
             for lease in replay.leases.orphan(session.token):

@@ -1,4 +1,4 @@
-"""The command ``replay-server``: serve, status, top, set, stop, doctor, export."""
+"""The command ``replay-server``: serve, status, top, set, stop, trace, doctor, export."""
 
 from __future__ import annotations
 
@@ -115,6 +115,26 @@ def _admin(options: argparse.Namespace) -> int:
     return 0
 
 
+def _trace(options: argparse.Namespace) -> int:
+    from replay_server_client.admin import Admin
+
+    with Admin.connect(options.name, run_dir=options.run_dir, timeout=options.timeout) as admin:
+        if options.verb == "start":
+            admin.trace_start(timeout=options.timeout)
+            print("a trace is on: `replay-server trace stop FILE` ends and writes it")
+            return 0
+        found = admin.trace_stop(options.file, wait=options.wait, timeout=options.timeout)
+    taken = [traced for traced in found if not traced.left_out]
+    print(f"wrote {options.file}: {sum(t.spans for t in taken):,} spans of {len(taken)} processes; https://ui.perfetto.dev opens it")
+    for traced in taken:
+        dropped = f", {traced.dropped:,} older ones dropped" if traced.dropped else ""
+        print(f"  {traced.process} (pid {traced.pid}): {traced.spans:,} spans{dropped}")
+    for traced in found:
+        if traced.left_out:
+            print(f"  left out: {traced.process} (pid {traced.pid}): {traced.left_out}")
+    return 0
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from replay_server.doctor.examination import as_json, as_lines, examine, has_failures
     from replay_server.doctor.scene import Scene
@@ -186,6 +206,15 @@ def _parser() -> argparse.ArgumentParser:
 
     stop = commands.add_parser("stop", allow_abbrev=False, help="stop a running server in good order", parents=[_reach()])
     stop.set_defaults(run=_admin, verb="stop")
+
+    trace = commands.add_parser("trace", allow_abbrev=False, help="record what a running server and its clients do, for ui.perfetto.dev")
+    verbs = trace.add_subparsers(metavar="start|stop", required=True)
+    start = verbs.add_parser("start", allow_abbrev=False, help="begin to record", epilog=EXIT_CODES_TEXT, parents=[_reach()])
+    start.set_defaults(run=_trace, verb="start")
+    stop_trace = verbs.add_parser("stop", allow_abbrev=False, help="end it and write FILE", epilog=EXIT_CODES_TEXT, parents=[_reach()])
+    stop_trace.add_argument("file", metavar="FILE", help="written whole or not at all")
+    stop_trace.add_argument("--wait", type=float, default=5.0, metavar="SECONDS", help="for the clients to hand in (default: 5)")
+    stop_trace.set_defaults(run=_trace, verb="stop")
 
     doctor_help = "check this machine, and say what to do about each finding"
     reach = _reach(20.0, "how long one try may take")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from replay_server_protocol.messages import (
     Reason,
     Release,
     Sample,
+    Traced,
     Unused,
 )
 
@@ -41,6 +43,8 @@ from replay_server.flow import Flow
 from replay_server.replay import Replay
 from replay_server.requests import grant_of
 from replay_server.sessions import CollectorSession, LearnerSession, Session
+
+log = logging.getLogger("replay_server")
 
 Action = Callable[[Any, Any], None]  # a session of the role, a message of the type
 
@@ -58,10 +62,11 @@ class Dispatch:
             Explain: self._explain,
             MailAsk: self._lend_mail,
             MailReturn: self._take_mail_back,
+            Traced: replay.tracing.take,
             Bye: lambda session, bye: desk.end(session, "bye"),
         }
         self._actions: Mapping[str, Mapping[type[ClientMessage], Action]] = {
-            "collector": {**of_all, Mapped: lambda session, mapped: desk.mapped(session), Publish: self._publish},
+            "collector": {**of_all, Mapped: desk.mapped, Publish: self._publish},
             "learner": {
                 **of_all,
                 Proof: desk.prove,
@@ -181,6 +186,12 @@ class Dispatch:
         replay = self._replay
         if message.verb == "set":
             self._set(message.key, message.value)
+        elif message.verb == "trace-start":
+            replay.tracing.start(list(replay.sessions))
+            log.info("a trace is on")
+        elif message.verb == "trace-stop":
+            replay.tracing.stop(session, message.number, message.value, list(replay.sessions))
+            return  # answered once the clients have handed in
         replay.send(session, Done(session.token, replay.generation, message.number, 0))
         if message.verb == "stop":
             self._stop()

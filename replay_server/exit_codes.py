@@ -7,6 +7,7 @@ from replay_server_protocol.errors import (
     AttachRefused,
     BudgetExceeded,
     DeviceError,
+    DiskFull,
     InvalidRequest,
     ReplayError,
     ReplayTimeout,
@@ -19,6 +20,7 @@ _CODES: dict[type[ReplayError], int] = {
     SchemaMismatch: 2,
     AlreadyServing: 3,
     BudgetExceeded: 4,
+    DiskFull: 4,
     DeviceError: 5,
     AttachRefused: 6,
     ServerGone: 7,
@@ -29,7 +31,7 @@ UNSOUND = 8
 """Of ``doctor``: something the server needs is missing here. No error has it."""
 
 EXIT_CODES_TEXT = """exit codes: 0 done (serve: stopped in good order), 1 a fault of the server itself, 2 a wrong option or schema,
-3 the name is taken, 4 not enough memory, 5 the device is missing or failed, 6 refused by the server, 7 no server answered,
+3 the name is taken, 4 not enough memory or disk, 5 the device is missing or failed, 6 refused by the server, 7 no server answered,
 8 the doctor found a failure"""
 
 

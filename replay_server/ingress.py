@@ -10,6 +10,7 @@ ever behind small flushes.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
-from replay_server_protocol.trace import Trace
 
 from replay_server.counters import Counters, Latency
 from replay_server.credit import Verdict
@@ -28,6 +28,7 @@ from replay_server.metadata import Metadata, note_nonfinite
 from replay_server.ring import Ring, Span
 from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingLayout, RingMemory, Write
+from replay_server.tracing import Tracing
 
 _MOST_IN_FLIGHT = 512
 _COPIES = "copies"
@@ -69,7 +70,7 @@ class Ingress:
         leases: Leases,
         metadata: Metadata,
         counters: Counters,
-        trace: Trace | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.ring = ring
         self.memory = memory
@@ -78,7 +79,7 @@ class Ingress:
         self.leases = leases
         self.metadata = metadata
         self.counters = counters
-        self.trace = trace
+        self._tracing = tracing
         self.commit_latency = Latency()
         self.slot_wait = Latency()
         self.blocked_since_ns: int | None = None
@@ -160,8 +161,8 @@ class Ingress:
             flight = self._in_flight.popleft()
             self._completed += 1
             if flight.published is not None:
-                if self.trace is not None:
-                    self._trace_copy(self.trace, flight.published.collector, flight)
+                if flight.submitted_ns:
+                    self._trace_copy(flight.published.collector, flight)
                 self._commit(flight.published, flight.span, now_ns)
                 self.flow.commit(flight.counted)
                 collector = flight.published.collector
@@ -217,7 +218,7 @@ class Ingress:
 
     def _submit(self, published: Published) -> None:
         collector, message = published.collector, published.message
-        submitted_ns = self.trace.now_ns() if self.trace is not None else 0
+        submitted_ns = time.monotonic_ns() if self._tracing is not None and self._tracing.trace is not None else 0
         span = self.ring.reserve(published.rows, self.leases.oldest_tail)
         counted = self.flow.insert(span.rows) if collector.hello.counted else 0
         copies = []
@@ -266,8 +267,11 @@ class Ingress:
             self.metadata.merge(collector, message)
         self.commit_latency.note(now_ns - published.received_ns)
 
-    def _trace_copy(self, trace: Trace, collector: CollectorSession, flight: Flight) -> None:
-        """From the submission to the moment at which the loop has seen the event complete."""
+    def _trace_copy(self, collector: CollectorSession, flight: Flight) -> None:
+        """From the submission to the moment at which the loop has seen the event complete; nothing if the trace was switched off since."""
+        trace = self._tracing.trace if self._tracing is not None else None
+        if trace is None:
+            return
         name, span = collector.name, flight.span
         trace.record(_COPIES, "copy", flight.submitted_ns, trace.now_ns(), collector=name, first_seq=span.first_seq, rows=span.rows)
 

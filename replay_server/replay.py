@@ -25,6 +25,7 @@ from replay_server.ring import Ring
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import Session, Sessions
 from replay_server.storage import RingMemory
+from replay_server.tracing import Tracing
 
 
 class Phase(Enum):
@@ -71,7 +72,7 @@ class Replay:
     mailboxes: Mailboxes
     deaths: DeathWatch
     started_s: float
-    trace: Trace | None = None
+    tracing: Tracing
     store: Store | None = None
     phase: Phase = Phase.WAITING_FOR_SCHEMA
     requests: Requests = field(default_factory=Requests)
@@ -83,11 +84,17 @@ class Replay:
     def build(
         cls, config: ServerConfig, directory: RunDirectory, device: DeviceChoice, context: zmq.Context[zmq.Socket[bytes]], now_s: float
     ) -> Replay:
+        control = ControlSocket(context, directory.endpoints, config.depth)
+        own = Trace(f"replay-server {directory.endpoints.name}") if config.trace is not None else None
+
+        def send(session: Session, message: ServerMessage) -> bool:
+            return control.send(session.identity, message)
+
         return cls(
             config=config,
             directory=directory,
             device=device,
-            control=ControlSocket(context, directory.endpoints, config.depth),
+            control=control,
             sessions=Sessions(config.max_collectors, config.max_learners),
             flow=Flow(config.learning_starts, config.samples_per_insert, config.tolerance or 0),
             flow_clock=FlowClock(FlowState, FlowState.WAITING_FOR_SCHEMA, round(now_s * 1e9)),
@@ -95,7 +102,7 @@ class Replay:
             mailboxes=Mailboxes(directory.run_id, config.mailbox_bytes),
             deaths=DeathWatch(),
             started_s=now_s,
-            trace=Trace(f"replay-server {directory.endpoints.name}") if config.trace is not None else None,
+            tracing=Tracing(directory.endpoints, directory.generation, own, send),
         )
 
     @property

@@ -109,6 +109,8 @@ class Server:
             self._revoke()
             self.replay.flow_clock.tell(flow_state(self.replay), time.monotonic_ns())
             self._made_progress |= self._status.answer_nowait(is_busy=not self._is_status_asked)
+            if self.replay.tracing.is_collecting:
+                self._made_progress |= self.replay.tracing.step(time.monotonic())
             self._tend()
 
     def stop(self) -> None:
@@ -128,6 +130,9 @@ class Server:
         replay = self.replay
         for session in replay.sessions:
             self._desk.end(session, "the server ends")
+        if replay.tracing.since_s is not None:
+            log.warning("a trace was on, and nobody took it: `replay-server trace stop FILE` does, before the server ends")
+        replay.tracing.sweep()
         replay.mailboxes.close()
         if replay.store is not None:
             try:
@@ -143,7 +148,7 @@ class Server:
 
     def _save_trace(self) -> None:
         """Last of all, when nobody waits for this server any more. A trace that can't be written is told and harms nothing else."""
-        trace, path = self.replay.trace, self.replay.config.trace
+        trace, path = self.replay.tracing.trace, self.replay.config.trace
         if trace is None or path is None:
             return
         try:
@@ -320,7 +325,7 @@ class Server:
         )
 
     def _trace(self, verb: str, begin_ns: int, **args: int) -> None:
-        trace = self.replay.trace
+        trace = self.replay.tracing.trace
         if trace is not None:
             trace.record(_LOOP, verb, begin_ns, trace.now_ns(), **args)
 

@@ -102,6 +102,7 @@ def report(replay: Replay) -> dict[str, object]:
         "moments": {} if store is None else {tally.field.name: tally.report() for tally in store.tallies},
         "episodes": store.ingress.metadata.episodes.report() if store and store.ingress.metadata.notes.has_episodes else None,
         "staleness": store.ingress.metadata.staleness.report() if store and store.ingress.metadata.notes.has_versions else None,
+        "trace": replay.tracing.report(),
         "mailboxes": {"host_bytes": replay.mailboxes.host_bytes, "versions": replay.mailboxes.versions},
         "counters": {
             **asdict(replay.counters),

@@ -33,6 +33,8 @@ def status_lines(report: Mapping[str, Any]) -> list[str]:
     lines += [f"collector  {_collector(collector)}" for collector in report["collectors"]]
     lines += [f"learner    {_learner(learner)}" for learner in report["learners"]]
     lines += [f"moments    {name}: {_moments(moments)}" for name, moments in report["moments"].items()]
+    if (trace := report["trace"])["state"] != "off":
+        lines.append(f"trace      {trace['state']}" + (f" for {trace['on_for_s']:.0f} s" if trace["on_for_s"] is not None else ""))
     told = ("rows_committed", "rows_rejected", "rows_lost", "leases_revoked", "bad_messages", "stale_messages")
     lines.append("counters   " + ", ".join(f"{name.replace('_', ' ')} {counters[name]:,}" for name in told))
     return lines

@@ -54,7 +54,7 @@ def make_store(replay: Replay, schema: Schema, lanes: int) -> Store:
     plan.check(free_device_bytes(replay.device) if plan.is_on_device else None, free_host_bytes())
     memory = _allocate(replay, plan)
     ring = Ring(plan.capacity, plan.headroom)
-    ingress = Ingress(ring, memory, plan.layout, replay.flow, replay.leases, metadata, replay.counters, replay.trace)
+    ingress = Ingress(ring, memory, plan.layout, replay.flow, replay.leases, metadata, replay.counters, replay.tracing)
     log.info("ring of %s rows of %s bytes on %s", f"{ring.ring_rows:,}", schema.stride, memory.place.storage)
     return Store(schema, plan, ring, memory, ingress, tallies)
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -91,9 +92,9 @@ class Collector:
         deadline = Deadline(timeout)
         own_name = check_name(f"collector-{os.getpid()}" if name is None else name, "collector name")
         hello = CollectorHello(own_name, schema, lanes, counted, run_id)
-        connection = Connection(Endpoints.resolve(server, run_dir), hello)
+        connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"collector {own_name}")
         try:
-            ingress = Ingress(connection, hello, trace)
+            ingress = Ingress(connection, hello)
             ingress.attach(deadline)
             return cls(ingress, schema, lanes, own_name, timeout, linger)
         except BaseException:
@@ -120,7 +121,7 @@ class Collector:
         as lost. Raises ServerGone when no other came in time, ServerClosing when the server stops in good order.
         """
         ingress = self._usable()
-        trace = ingress.trace
+        trace = ingress.connection.trace
         begin_ns = trace.now_ns() if trace is not None else 0
         deadline = Deadline(self._timeout if timeout is None else timeout)
         gpu_tensor = on_gpu(rows)
@@ -241,6 +242,11 @@ class Collector:
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         self._usable().policy.give(version)
+
+    def span(self, name: str, **args: int | float | str) -> AbstractContextManager[None]:
+        """Records the block as a span while a trace is on (``replay-server trace start``, or this collector's own), else does nothing."""
+        trace = self._ingress.connection.trace
+        return contextlib.nullcontext() if trace is None else trace.span(name, **args)
 
     def statistics(self) -> CollectorStatistics:
         """What was done so far and what is held now; sends nothing."""

@@ -28,11 +28,15 @@ from replay_server_protocol.messages import (
     Refused,
     ServerMessage,
     Stale,
+    TraceOff,
+    TraceOn,
     Welcome,
 )
 from replay_server_protocol.process import ProcessIdentity
+from replay_server_protocol.trace import Trace
 
 from replay_server_client.deadline import Deadline
+from replay_server_client.live_trace import LiveTrace
 from replay_server_client.silence import why_nobody_answers, why_silent
 
 _HELLO_AGAIN_S = 1.0
@@ -47,12 +51,17 @@ class Connection:
     """A session over one DEALER socket.
 
     ``hello`` makes the HELLO of each attach from a nonce, so that a client can say what it holds by then. After ``attach`` the
-    session's ``welcome`` is set; it is None before that and after the server was lost.
+    session's ``welcome`` is set; it is None before that and after the server was lost. ``trace`` is where to record what is done, None
+    while nobody wants it: the client's own, or one that the operator has switched on.
     """
 
-    def __init__(self, endpoints: Endpoints, hello: Callable[[int], Hello]) -> None:
+    trace: Trace | None = None
+
+    def __init__(self, endpoints: Endpoints, hello: Callable[[int], Hello], trace: Trace | None = None, process: str = "client") -> None:
         self.endpoints = endpoints
         self.welcome: Welcome | None = None
+        self.trace = trace
+        self._live = LiveTrace(trace, process, endpoints.run_dir)
         check_descriptors()
         self._hello = hello
         self._pid = os.getpid()
@@ -142,10 +151,15 @@ class Connection:
                 return None
             message = server_codec.decode(packed)
             if isinstance(message, Closing) and self._is_mine(message):
+                self._forget_trace()
                 raise ServerClosing(f"server {self.endpoints.name!r} is closing in good order")
             if isinstance(message, Stale):
                 raise self._lost(f"server {self.endpoints.name!r} restarted: generation {message.generation} does not know this session")
-            if self._is_mine(message) and not isinstance(message, Ping):
+            if not self._is_mine(message):
+                continue
+            if isinstance(message, TraceOn | TraceOff):
+                self._take_trace(message)
+            elif not isinstance(message, Ping):
                 return message
 
     def receive(self, timeout_s: float) -> ServerMessage | None:
@@ -195,6 +209,7 @@ class Connection:
 
     def detach(self) -> None:
         """Forgets the session and closes its socket, without a word."""
+        self._forget_trace()
         self.welcome = self._socket_fd = None
         if self._server_pidfd is not None:
             os.close(self._server_pidfd)
@@ -204,9 +219,12 @@ class Connection:
             self._socket = None
 
     def say_bye(self) -> None:
-        """Says BYE and forgets the session; the client may attach again later."""
+        """Says BYE and forgets the session; the client may attach again later. What it recorded for a trace is handed in first."""
         if self.welcome is not None and self._socket is not None:
+            traced = self._live.hand_in()
             with contextlib.suppress(zmq.ZMQError):
+                if traced is not None:
+                    self._socket.send(client_codec.encode(traced), zmq.NOBLOCK)
                 self._socket.send(client_codec.encode(Bye(self.session, self.generation)), zmq.NOBLOCK)
                 self._socket.close(linger=200)
                 self._socket = None
@@ -279,6 +297,16 @@ class Connection:
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._server_pidfd, select.POLLIN)
         return bool(poll.poll(within_s * 1000))
+
+    def _take_trace(self, message: TraceOn | TraceOff) -> None:
+        traced = self._live.take(message)
+        self.trace = self._live.trace
+        if traced is not None:
+            self.send(traced)
+
+    def _forget_trace(self) -> None:
+        self._live.forget()
+        self.trace = self._live.trace
 
     def _is_mine(self, message: ServerMessage) -> bool:
         welcome = self.welcome

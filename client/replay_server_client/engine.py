@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from replay_server_protocol.errors import InvalidRequest, ServerGone
 from replay_server_protocol.process import spin_s
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.trace import Trace
 
 from replay_server_client.connection import Connection
 from replay_server_client.conversation import IDLE_NAP_S, Conversation, R
@@ -41,9 +40,8 @@ _ABANDON_S = 1.0
 class Engine:
     """Drives one conversation. ``attached`` counts sessions."""
 
-    def __init__(self, connection: Connection, device: str, expected: Schema | None, trace: Trace | None = None) -> None:
+    def __init__(self, connection: Connection, device: str, expected: Schema | None) -> None:
         self.connection = connection
-        self.trace = trace
         self.conversation = Conversation(connection, ProvenRing(connection, device, expected))
         self.attached = 0
         self._pid = os.getpid()

@@ -15,7 +15,7 @@ from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerC
 from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.trace import CALLING_THREAD, Trace
+from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
@@ -43,7 +43,6 @@ class CollectorHello:
     lanes: int
     counted: bool
     run_id: str | None
-    rows_lost: int = 0  # not yet told to a server
 
     def __call__(self, nonce: int) -> Hello:
         me = ProcessIdentity.current()
@@ -59,7 +58,7 @@ class CollectorHello:
             schema=self.schema.to_wire(),
             lanes=self.lanes,
             counted=self.counted,
-            rows_lost=self.rows_lost,
+            rows_lost=0,
             device_uuid=None,
         )
 
@@ -71,9 +70,8 @@ Missing = Literal["ring", "credit", "gpu"]
 class Ingress:
     """``slots`` are those of the present session, None while there is none; everything else outlives sessions."""
 
-    def __init__(self, connection: Connection, hello: CollectorHello, trace: Trace | None = None) -> None:
+    def __init__(self, connection: Connection, hello: CollectorHello) -> None:
         self.connection = connection
-        self.trace = trace
         self.slots: LentSlots | None = None
         self.chains = LaneChains(hello.lanes)
         self.mail = MailReader(connection)
@@ -83,6 +81,8 @@ class Ingress:
         self._segment: SegmentLent | None = None
         self._reason: Reason | None = None
         self._untold_loss = 0  # rows lost that no flush has told of
+        self._generation = 0  # of the slots
+        self._lost: dict[int, int] = {}  # rows lost by the generation they were handed to, not yet told to a server
 
     def attach(self, deadline: Deadline) -> LentSlots:
         """Opens a session and maps its slots. Starts over if the server dies meanwhile, until the deadline.
@@ -93,7 +93,6 @@ class Ingress:
             self._segment = None
             try:
                 self.connection.attach(deadline)
-                self._hello.rows_lost = 0
                 self.wait(lambda: self._segment is not None, deadline, "no slots were lent", "ring")
                 return self._map()
             except ServerClosing:
@@ -148,8 +147,9 @@ class Ingress:
         finally:
             ended = time.monotonic()
             self.counts.waited_s += ended - started
-            if self.trace is not None and what == "credit":
-                self.trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
+            trace = self.connection.trace
+            if trace is not None and what == "credit":
+                trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
         seq = f" (the last credit was for rows up to seq {self.slots.committed:,})" if self.slots is not None and what == "credit" else ""
         raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s{seq}; {self._ask_reason(what)}")
 
@@ -170,7 +170,7 @@ class Ingress:
         if slots is not None:
             rows = slots.close()
             self.counts.rows_lost += rows
-            self._hello.rows_lost += rows
+            self._lost[self._generation] = self._lost.get(self._generation, 0) + rows
             self._untold_loss += rows
             self.chains.cut_all()
             self.mail.forget()
@@ -207,9 +207,15 @@ class Ingress:
         differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
         if differences:
             raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
-        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy, self.trace)
-        connection.send(Mapped(connection.session, connection.generation))
+        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy)
+        connection.send(Mapped(connection.session, connection.generation, self._rows_to_tell(connection.generation)))
+        self._lost.clear()
         return self.slots
+
+    def _rows_to_tell(self, generation: int) -> int:
+        """Rows lost with earlier generations. Those handed to this one it counts itself: what reached it in time it commits."""
+        self._generation = generation
+        return sum(rows for lost_with, rows in self._lost.items() if lost_with != generation)
 
     def _accept(self, message: ServerMessage) -> None:
         match message:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, Unpack
@@ -117,7 +119,7 @@ class Learner:
         ``device`` is where batches lie: auto (the ring's GPU, a GPU for a host ring, else the CPU), cpu, cuda, cuda:N or mps. Learners of
         one ``name`` and ``seed`` draw the same rows; the name defaults to rankN under torchrun, else "learner". ``prefetch`` batches of
         each request are made ready ahead. With ``schema`` the ring's must fit; with ``run_id`` the server's must be it. ``trace`` records
-        boundaries (the calls of ``sample``), requests and gathers; ``with trace.span("update"):`` adds the learner's own windows.
+        boundaries (the calls of ``sample``), requests and gathers; ``with learner.span("update"):`` adds the learner's own windows.
 
         With ``compile`` draws and walks are compiled by torch.compile at the first batch of each request: seconds, once in a process for
         each shape, for fewer kernels a batch. The rows are the same; weights, and the rewards of n-step rows, may differ in the last
@@ -142,8 +144,8 @@ class Learner:
             raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
         learner_name = check_name(_default_name() if name is None else name, "learner name")
         hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
-        connection = Connection(Endpoints.resolve(server, run_dir), hello)
-        engine = Engine(connection, device, schema, trace)
+        connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"learner {learner_name}")
+        engine = Engine(connection, device, schema)
         try:
             engine.attach(Deadline(timeout))
             engine.start()
@@ -297,6 +299,11 @@ class Learner:
         """
         self._engine.connection.check_process()
         self._engine.progress()
+
+    def span(self, name: str, **args: int | float | str) -> AbstractContextManager[None]:
+        """Records the block as a span while a trace is on (``replay-server trace start``, or this learner's own), else does nothing."""
+        trace = self._engine.connection.trace
+        return contextlib.nullcontext() if trace is None else trace.span(name, **args)
 
     def statistics(self) -> LearnerStatistics:
         self._engine.connection.check_process()

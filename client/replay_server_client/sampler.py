@@ -71,7 +71,6 @@ class Sampler:
         self.counters = Counters()
         self.counted_rows = request.rows  # of each batch, as samples per insert counts
         self._engine = engine
-        self._trace = engine.trace
         self._ordinal = ordinal
         self._seeds = seeds
         self._period = prefetch + 1
@@ -101,7 +100,7 @@ class Sampler:
 
         Raises InvalidRequest for what can never be met, ReplayTimeout naming what was missing, ServerClosing, ServerGone.
         """
-        trace = self._trace
+        trace = self._engine.connection.trace
         begin_ns = trace.now_ns() if trace is not None else 0
         self._engine.connection.check_process()
         if alpha is not None or beta is not None:
@@ -306,8 +305,9 @@ class Sampler:
         place.happen(BufferEvent.GRANT)
         place.committed = grant.committed
         place.submitted_ns = time.monotonic_ns()
-        if self._trace is not None and place.asked_ns:  # 0: it was about to be asked for again
-            self._trace.record(_REQUESTS, "request", place.asked_ns, place.submitted_ns, number=place.number, committed=grant.committed)
+        trace = self._engine.connection.trace
+        if trace is not None and place.asked_ns:  # 0: it was about to be asked for again
+            trace.record(_REQUESTS, "request", place.asked_ns, place.submitted_ns, number=place.number, committed=grant.committed)
         try:
             place.gather.submit(self._parameters(place, key, grant))
         except Exception:
@@ -393,8 +393,9 @@ class Sampler:
         """The gather was seen complete; only now the clock is read. In this order a batch in time was not overwritten while it was read."""
         now_ns = time.monotonic_ns()
         grant = place.granted()
-        if self._trace is not None:
-            self._trace.record(_GATHERS, "gather", place.submitted_ns, now_ns, number=place.number, committed=grant.committed)
+        trace = self._engine.connection.trace
+        if trace is not None:
+            trace.record(_GATHERS, "gather", place.submitted_ns, now_ns, number=place.number, committed=grant.committed)
         is_late = now_ns > grant.deadline_ns
         is_stale = grant.committed < place.asked_committed
         self._release(grant, is_used=not (is_late or is_stale))

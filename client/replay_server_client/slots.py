@@ -16,7 +16,7 @@ from replay_server_protocol.messages import Credit, Publish, SegmentLent
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
 from replay_server_protocol.states import SLOT, SlotEvent, SlotState, move
-from replay_server_protocol.trace import CALLING_THREAD, Trace
+from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection
 from replay_server_client.policy_version import PolicyVersion
@@ -60,7 +60,6 @@ class LentSlots:
         chains: LaneChains,
         counts: Counts,
         policy: PolicyVersion,
-        trace: Trace | None = None,
     ) -> None:
         """Maps the segment. Raises ProtocolViolation if it can't be what was lent."""
         if lent.depth < 1 or lent.slot_rows < chains.lanes or lent.slot_rows * schema.stride > lent.slot_bytes:
@@ -78,7 +77,6 @@ class LentSlots:
         self._policy = policy
         self._connection = connection
         self._counts = counts
-        self._trace = trace
         with connection.opening_memory():
             self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
         slots = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
@@ -175,7 +173,7 @@ class LentSlots:
 
         Its bytes are written by then; the message orders them.
         """
-        trace = self._trace
+        trace = self._connection.trace
         begin_ns = trace.now_ns() if trace is not None else 0
         placed = writer.rows
         filled = writer.finish()

@@ -116,6 +116,12 @@ class InvalidRequest(ReplayError, ValueError):
     code = "invalid_request"
 
 
+class DiskFull(ReplayError):
+    """A file was not written: there is no space left for it. Nothing else is harmed, and an earlier file of its name is as it was."""
+
+    code = "disk_full"
+
+
 class ForkedClient(ReplayError):
     """A client made before ``fork`` was used in the child; connect again there."""
 
@@ -147,6 +153,7 @@ by_code: dict[str, type[ReplayError]] = {
         ProtocolViolation,
         RowsRejected,
         InvalidRequest,
+        DiskFull,
         ForkedClient,
         DeviceError,
         AlreadyServing,

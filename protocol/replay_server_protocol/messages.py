@@ -16,6 +16,7 @@ collector                server                    learner                    se
                                                      RELEASE ──────────────────► ends it
                                                      UNUSED ───────────────────► its rows count no more
 ```
+TRACE_ON and TRACE_OFF tell collectors and learners to record what they do; they hand it in as a file and say so by TRACED.
 REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING says that the server stops.
 """
 
@@ -25,7 +26,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from replay_server_protocol.errors import Detail
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""Both sides must have the same one; docs/protocol.md says what raises it."""
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_TEXT = 4096
 
@@ -57,7 +59,7 @@ class Hello(NamedTuple):
     schema: Wire | None  # collector: its schema; learner: what it expects, if anything
     lanes: Count  # collector: environments it interleaves
     counted: bool  # collector: rows count for samples-per-insert
-    rows_lost: Count  # rows of this client that died with the last generation
+    rows_lost: Count  # 0: MAPPED tells it, which is not sent by a client that gave this attach up
     device_uuid: Name | None  # learner on CUDA: the GPU it will map the ring on
 
 
@@ -95,8 +97,11 @@ class SegmentLent(NamedTuple):
 
 
 class Mapped(NamedTuple):
+    """A collector has its slots. ``rows_lost``: rows of it that died with earlier generations and were told to none since."""
+
     session: Token
     generation: Token
+    rows_lost: Count = 0
 
 
 class Publish(NamedTuple):
@@ -318,12 +323,13 @@ class MailNews(NamedTuple):
 
 
 class Admin(NamedTuple):
-    """An operator's verb: ``stop``, or ``set`` with a key and a value. Answered by DONE or REFUSED."""
+    """An operator's verb: ``stop``; ``set`` with a key and a value; ``trace-start``; ``trace-stop``, whose value is how many seconds the
+    clients may take. Answered by DONE or REFUSED, ``trace-stop`` by a TRACE_PART for each process before that."""
 
     session: Token
     generation: Token
     number: Token
-    verb: Literal["stop", "set"]
+    verb: Literal["stop", "set", "trace-start", "trace-stop"]
     key: Name
     value: Text
 
@@ -333,6 +339,47 @@ class Done(NamedTuple):
     generation: Token
     number: Token
     result: Count
+
+
+class TraceOn(NamedTuple):
+    """Record from now on, and keep the newest ``max_spans``. ``part``: the file of the run directory to hand them in by."""
+
+    session: Token
+    generation: Token
+    number: Token
+    max_spans: Token
+    part: Text
+
+
+class TraceOff(NamedTuple):
+    """Record no more, write the part and say TRACED."""
+
+    session: Token
+    generation: Token
+    number: Token
+
+
+class Traced(NamedTuple):
+    """The part is written, or ``error`` says why not. Sent at TRACE_OFF, and before BYE while a trace is on."""
+
+    session: Token
+    generation: Token
+    number: Token
+    spans: Count
+    dropped: Count
+    error: Text
+
+
+class TracePart(NamedTuple):
+    """For the operator: ``part`` is the file of one process in the run directory; empty where ``left_out`` says why there is none."""
+
+    session: Token
+    generation: Token
+    number: Token
+    process: Text
+    pid: Count
+    part: Text
+    left_out: Text
 
 
 class Ping(NamedTuple):
@@ -378,6 +425,7 @@ ClientMessage = (
     | Admin
     | Bye
     | Unused
+    | Traced
 )
 ServerMessage = (
     Welcome
@@ -396,4 +444,7 @@ ServerMessage = (
     | Ping
     | Stale
     | Closing
+    | TraceOn
+    | TraceOff
+    | TracePart
 )

@@ -18,6 +18,7 @@ A span of a trace is a length of time; that of a ring is rows.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
@@ -28,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from replay_server_protocol.errors import InvalidRequest, ReplayError, shown
+from replay_server_protocol.errors import DiskFull, InvalidRequest, ReplayError, shown
 
 MAX_SPANS = 200_000
 """About 80 MB when full."""
@@ -37,7 +38,8 @@ CALLING_THREAD = "calling thread"
 
 Arg = int | float | str
 Event = dict[str, Any]
-_Span = tuple[int, int, str, str, dict[str, Arg]]
+Span = tuple[int, int, str, str, dict[str, Arg]]
+"""Begin and end in nanoseconds, track, name, arguments."""
 
 
 class Trace:
@@ -48,7 +50,7 @@ class Trace:
         if not isinstance(max_spans, int) or not 1 <= max_spans < 2**31:
             raise InvalidRequest(f"max_spans={shown(max_spans)}: a number of spans, at least 1")
         self.process = process
-        self._spans: deque[_Span] = deque(maxlen=max_spans)
+        self._spans: deque[Span] = deque(maxlen=max_spans)
         self._recorded = 0
         self._lock = threading.Lock()  # two threads may record at once; the count would lose one of them
 
@@ -79,14 +81,17 @@ class Trace:
         finally:
             self.record(track, name, begin_ns, time.monotonic_ns(), **args)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, whole or not at all. Raises as ``check_writable`` does, or ReplayError if the disk is full; then an earlier
-        file of that name is as it was."""
+    def since(self, begin_ns: int) -> tuple[list[Span], int]:
+        """The spans that ended at ``begin_ns`` or later, and how many spans in all were pushed out."""
         with self._lock:
-            spans, dropped = list(self._spans), self.dropped
+            return [span for span in self._spans if span[1] >= begin_ns], self.dropped
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, whole or not at all. Raises as ``check_writable`` does, DiskFull, or ReplayError where it can't be written; then
+        an earlier file of that name is as it was."""
+        spans, dropped = self.since(0)
         pid = os.getpid()
-        described = {"process": self.process, "pid": pid, "spans": len(spans), "dropped_spans": dropped}
-        _write(path, _events(self.process, pid, spans), [described])
+        _write(path, events_of(self.process, pid, spans), [described(self.process, pid, len(spans), dropped)])
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -97,14 +102,18 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def merge(paths: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
-    """Writes the traces of several processes into one file. Raises InvalidRequest naming a file that is none, ReplayError as ``save`` does.
+    """Writes the traces of several processes into one file. Raises InvalidRequest naming a file that is none, and as ``save`` does."""
+    save_together((_read(path) for path in paths), out)
+
+
+def save_together(traces: Iterable[tuple[list[Event], list[Event]]], out: str | os.PathLike[str]) -> None:
+    """Writes several traces, each its events and the descriptions of its processes, into one file. Raises as ``save`` does.
 
     Two traces of one pid (a pid used again, or two traces in one process) stay apart: the later one is shown under another number.
     """
     merged: list[Event] = []
     processes: list[Event] = []
-    for path in paths:
-        events, recorded = _read(path)
+    for events, recorded in traces:
         renumbered: dict[int, int] = {}
         taken = {event["pid"] for event in merged}
         for pid in sorted({event["pid"] for event in events}):
@@ -120,7 +129,18 @@ def load(path: str | os.PathLike[str]) -> list[Event]:
     return _read(path)[0]
 
 
-def _events(process: str, pid: int, spans: list[_Span]) -> list[Event]:
+def described(process: str, pid: int, spans: int, dropped: int) -> Event:
+    """What a file says of one process that it has spans of."""
+    return {"process": process, "pid": pid, "spans": spans, "dropped_spans": dropped}
+
+
+def not_written(path: str | os.PathLike[str], error: OSError) -> ReplayError:
+    """The error for a trace that can't be written: DiskFull where space is what is missing."""
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ReplayError
+    return kind(f"trace {os.fspath(path)!r} was not written: {error.strerror}; free space there or name another place")
+
+
+def events_of(process: str, pid: int, spans: list[Span]) -> list[Event]:
     """Complete events ("ph": "X", microseconds) and the names of process and tracks, which the viewer takes for threads."""
     named: list[Event] = [_name("process_name", pid, 0, f"{process} (pid {pid})")]
     timed: list[Event] = []
@@ -134,9 +154,9 @@ def _events(process: str, pid: int, spans: list[_Span]) -> list[Event]:
     return named + timed
 
 
-def _nesting(spans: Iterable[_Span]) -> list[list[_Span]]:
+def _nesting(spans: Iterable[Span]) -> list[list[Span]]:
     """The spans of a track on lines, by first fit: on each line they nest or follow one another, since a viewer shows no others."""
-    lines: list[list[_Span]] = []
+    lines: list[list[Span]] = []
     open_ends: list[list[int]] = []  # of each line, the ends of the spans that the next one may lie in
     for span in sorted(spans, key=lambda span: (span[0], -span[1])):
         for line, ends in zip(lines, open_ends, strict=True):
@@ -152,7 +172,7 @@ def _nesting(spans: Iterable[_Span]) -> list[list[_Span]]:
     return lines
 
 
-def _complete(span: _Span, pid: int, tid: int) -> Event:
+def _complete(span: Span, pid: int, tid: int) -> Event:
     begin_ns, end_ns, _, name, args = span
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args}
 
@@ -185,8 +205,7 @@ def _write(path: str | os.PathLike[str], events: list[Event], processes: list[Ev
     except BaseException as error:
         os.unlink(beside)
         if isinstance(error, OSError):
-            named = os.fspath(path)
-            raise ReplayError(f"trace {named!r} was not written: {error.strerror}; free space there or name another place") from error
+            raise not_written(path, error) from error
         raise
 
 

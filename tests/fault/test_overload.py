@@ -19,7 +19,7 @@ import zmq
 from replay_server_client import Collector
 from replay_server_protocol.codec import client_codec
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.messages import Done, Explain, MailAsk, MailPost, MailSlot, MailWritten, Refused, Sample
+from replay_server_protocol.messages import PROTOCOL_VERSION, Done, Explain, MailAsk, MailPost, MailSlot, MailWritten, Refused, Sample
 from support.barrage import Weight
 from support.markers import MARKERS, marker_steps
 from support.processes import Children
@@ -119,7 +119,7 @@ def test_a_flood_of_messages_does_not_starve_others(server: ServerProcess, kind:
         collector = stack.enter_context(Collector.connect(server.name, schema=MARKERS, lanes=4, run_dir=server.run_dir, name="ordinary"))
         write_waits(collector, 5)
         flooder = stack.enter_context(RawCollector(server.endpoints, MARKERS, lanes=4))
-        hello = client_codec.encode(flooder._hello(1)._replace(version=2))
+        hello = client_codec.encode(flooder._hello(1)._replace(version=PROTOCOL_VERSION + 1))
         frame = {
             "repeats": client_codec.encode(Explain(flooder.welcome.session, flooder.welcome.generation, "credit", 0, 0)),
             "garbage": b"\x93\x01\x91\x91\x01\x01",

@@ -11,6 +11,7 @@ import pytest
 from replay_server_client import Collector, Learner, ServerGone
 from replay_server_protocol.messages import Credit, Publish
 from replay_server_protocol.segment import segment_dir
+from support.freeze import frozen
 from support.markers import MARKERS, is_whole, marker_steps
 from support.processes import Children
 from support.raw_client import RawCollector, RawLearner
@@ -124,3 +125,37 @@ def test_segments_of_the_dead_are_swept_and_mappings_stay_readable(children: Chi
         assert learner.read("step", 0, 16).tolist() == list(range(16))
     assert server.stop() == 0
     assert list(crash_dir.iterdir()) == []
+
+
+def test_rows_lost_are_counted_once_though_the_first_attach_was_not_answered_in_time(children: Children, crash_dir: Path) -> None:
+    options = ("--capacity", "100", "--slot-rows", "16")
+    server = spawn_server(children, crash_dir, *options, "--debug-copy-delay", "30")
+    with Collector.connect(server.name, schema=MARKERS, run_dir=crash_dir) as collector:
+        collector.write(marker_steps(0, 1, 0, 16))
+        server.kill()
+        server = spawn_server(children, crash_dir, *options, name=server.name)
+        with frozen(server.child), pytest.raises(ServerGone, match="its process is stopped"):
+            collector.write(marker_steps(0, 1, 16, 1), timeout=0.3)  # its HELLO is read once the server goes on
+        collector.write(marker_steps(0, 1, 16, 1))
+        with pytest.raises(ServerGone, match="16 rows"):
+            collector.flush()
+        collector.flush()
+        told = report_of(server)["counters"]
+        assert (told["rows_lost"], told["rows_published"], told["rows_committed"]) == (16, 17, 1)
+        assert_conserved(report_of(server))
+    server.stop()
+
+
+def test_rows_that_a_living_server_commits_after_their_session_are_not_told_to_it_as_lost(children: Children, crash_dir: Path) -> None:
+    server = spawn_server(children, crash_dir, "--capacity", "100", "--slot-rows", "16", "--debug-copy-delay", "0.3")
+    with Collector.connect(server.name, schema=MARKERS, run_dir=crash_dir) as collector:
+        collector.write(marker_steps(0, 1, 0, 16))
+        collector._ingress.lose()  # as when the server ended the session of a client that was stopped for long
+        collector.write(marker_steps(0, 1, 16, 4))
+        with pytest.raises(ServerGone, match="16 rows"):
+            collector.flush()
+        assert collector.flush() == 20
+        told = report_of(server)["counters"]
+        assert (told["rows_lost"], told["rows_published"], told["rows_committed"]) == (0, 20, 20)
+        assert_conserved(report_of(server))
+    server.stop()

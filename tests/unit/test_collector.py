@@ -24,7 +24,7 @@ from replay_server_client import (
     ServerGone,
     ingress,
 )
-from replay_server_protocol.messages import Bye, Explain, Hello, Publish
+from replay_server_protocol.messages import Bye, Explain, Mapped, Publish
 from replay_server_protocol.versions import unpack_versions
 from support.fake_server import FakeServer
 from support.leaks import nothing_left
@@ -278,8 +278,8 @@ def test_restarted_server_costs_rows_in_flight_and_nothing_more(server: FakeServ
     assert collector.flush() == 18
     statistics = collector.statistics()
     assert (statistics.rows_written, statistics.rows_committed, statistics.rows_lost) == (54, 22, 32)
-    hellos = [message for message in server.of(Hello) if isinstance(message, Hello)]
-    assert [hello.rows_lost for hello in hellos] == [0, 32]
+    told = [message.rows_lost for message in server.of(Mapped) if isinstance(message, Mapped)]
+    assert told == [0, 32]
     first = next(t.message for t in server.taken if t.message.generation == 2)
     assert (first.number, np.frombuffer(first.lanes, np.int32)[:2].tolist()) == (1, [~0, ~1])
 

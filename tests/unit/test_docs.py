@@ -22,11 +22,26 @@ PAGES = (
     "docs/doctor.md",
     "docs/export.md",
     "docs/flow.md",
+    "docs/protocol.md",
     "docs/rows.md",
     "docs/sampling.md",
     "docs/status.md",
+    "docs/trace.md",
 )
-OTHER_OPTIONS = {"--config", "--dry-run", "--json", "--watch", "--help", "--timeout", "--host", "--port", "--interval", "--all"}
+OTHER_OPTIONS = {
+    "--config",
+    "--dry-run",
+    "--json",
+    "--watch",
+    "--help",
+    "--timeout",
+    "--host",
+    "--port",
+    "--interval",
+    "--all",
+    "--read",
+    "--wait",
+}
 OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
