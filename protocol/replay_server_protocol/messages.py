@@ -16,6 +16,7 @@ collector                server                    learner                    se
                                                      RELEASE ──────────────────► ends it
                                                      UNUSED ───────────────────► its rows count no more
 ```
+An observer attaches as a learner does; its OBSERVE, which a learner may send too, is answered by GRANT at once.
 REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING says that the server stops.
 """
 
@@ -40,7 +41,7 @@ Details = Annotated[dict[str, Detail], 64]
 Share = Annotated[float, 0.0, 1.0]
 Wire = Annotated[dict[str, object], 512]  # a schema or a manifest: checked again by its own reader
 
-Role = Literal["collector", "learner", "admin"]
+Role = Literal["collector", "learner", "admin", "observer"]
 
 
 class Hello(NamedTuple):
@@ -58,7 +59,7 @@ class Hello(NamedTuple):
     lanes: Count  # collector: environments it interleaves
     counted: bool  # collector: rows count for samples-per-insert
     rows_lost: Count  # rows of this client that died with the last generation
-    device_uuid: Name | None  # learner on CUDA: the GPU it will map the ring on
+    device_uuid: Name | None  # learner or observer on CUDA: the GPU it will map the ring on
 
 
 class Welcome(NamedTuple):
@@ -225,6 +226,18 @@ class Cancel(NamedTuple):
     number: Token
 
 
+class Observe(NamedTuple):
+    """A learner or an observer asks for a lease to copy rows out of the window: granted at once, outside flow control, counted nowhere.
+
+    The same (sampler, number) again while that lease is open gets the same grant again.
+    """
+
+    session: Token
+    generation: Token
+    sampler: Count
+    number: Token
+
+
 class Explain(NamedTuple):
     """What is this client waiting for? ``what``: ring, credit or sample; ``number`` and ``sampler`` name a request."""
 
@@ -378,6 +391,7 @@ ClientMessage = (
     | Admin
     | Bye
     | Unused
+    | Observe
 )
 ServerMessage = (
     Welcome
