@@ -105,7 +105,8 @@ class AttachDesk:
         if proof.pattern != session.pattern:
             error = AttachRefused(
                 f"{session.hello.role} {session.name!r} maps the ring but reads other bytes than the server wrote: "
-                f"shared {store.memory.place.storage} memory doesn't work between these two processes (containers, WSL and virtual machines can do this); "
+                f"shared {store.memory.place.storage} memory doesn't work between these two processes (containers, WSL and virtual "
+                "machines can do this); "
                 "use --storage host or --device cpu"
             )
             self.refuse(session, "Proof", error)

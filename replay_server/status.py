@@ -76,6 +76,7 @@ def report(replay: Replay) -> dict[str, object]:
         "pid": os.getpid(),
         "generation": replay.generation,
         "run_id": replay.config.run_id,
+        "options": replay.config.report(),
         "phase": replay.phase.value,
         "uptime_s": time.monotonic() - replay.started_s,
         "device": {"kind": replay.device.kind, "uuid": replay.device.uuid, "name": replay.device.name, "storage": replay.config.storage},

@@ -88,14 +88,14 @@ class Chunk:
     window: tuple[int, int]
     ring: Ring
 
-    def fields(self) -> dict[str, npt.NDArray[np.generic]]:
+    def fields(self, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the rows' fields, ``dtype[n, *shape]``, with the newest values of mutable ones; bfloat16 as the uint16 of its bits."""
         schema, laps = self.ring.schema, (1 + self.seqs // self.ring.at.ring_rows).astype(np.int32)
-        found = {field.name: field.view(self.rows).copy() for field in schema}
+        found = {field.name: field.view(self.rows).copy() for field in schema if names is None or field.name in names}
         if self.overlay is not None and schema.overlay is not None:
             is_newer = schema.overlay[OVERLAY_LAP].view(self.overlay) == laps
             for field in schema.overlay:
-                if field.name != OVERLAY_LAP:
+                if field.name in found:
                     found[field.name][is_newer] = field.view(self.overlay)[is_newer]
         return found
 
@@ -148,11 +148,15 @@ def read(source: LeaseSource, seqs: Seqs, bounds: tuple[int, int], deadline: Dea
     """Copies of the rows ``seqs``, all of them within ``bounds``."""
     schema = source.ring(deadline).schema
     names = schema.names if fields is None else [schema[name].name for name in fields]
-    parts = [(chunk.seqs.copy(), chunk.fields(), chunk.overtaken) for chunk in chunks(source, seqs, deadline)]
-    none = {field.name: np.empty((0, *field.shape), field.numpy_dtype) for field in schema}
-    joined = {name: np.concatenate([none[name], *(part[1][name] for part in parts)]) for name in names}
-    empty = np.empty(0, np.int64)
-    return Rows(joined, np.concatenate([empty, *(p[0] for p in parts)]), np.concatenate([empty, *(p[2] for p in parts)]), bounds)
+    found = {name: np.empty((len(seqs), *schema[name].shape), schema[name].numpy_dtype) for name in names}
+    copied, overtaken, end = np.empty(len(seqs), np.int64), [np.empty(0, np.int64)], 0
+    for chunk in chunks(source, seqs, deadline):
+        begin, end = end, end + len(chunk.seqs)
+        copied[begin:end] = chunk.seqs
+        overtaken.append(chunk.overtaken)
+        for name, values in chunk.fields(names).items():
+            found[name][begin:end] = values
+    return Rows({name: values[:end] for name, values in found.items()}, copied[:end], np.concatenate(overtaken), bounds)
 
 
 def chosen_seqs(bounds: tuple[int, int], newest: int | None, seqs: Selection | None) -> Seqs:

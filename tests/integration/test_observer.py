@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from replay_server_client import AttachRefused, Collector, InvalidRequest, Learner, Observer, ReplayTimeout, Schema
 from replay_server_client import look as looking
+from replay_server_client.bounce import Bounce
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
 from support.processes import Children
@@ -183,7 +184,7 @@ def test_a_copy_that_outlived_its_lease_is_made_again_and_three_raise(
     server = start_server("--lease", "0.05", "--capacity", "1000")
     real, late = looking._copy, 0
 
-    def slow(ring: looking.Ring, asked: looking.Seqs, grant: Any, bounce: looking.Bounce) -> looking.Chunk:
+    def slow(ring: looking.Ring, asked: looking.Seqs, grant: Any, bounce: Bounce) -> looking.Chunk:
         nonlocal late
         chunk = real(ring, asked, grant, bounce)
         if late:
