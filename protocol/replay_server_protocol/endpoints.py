@@ -42,7 +42,8 @@ class Endpoints:
         """Fills in what is not given: name from $REPLAY_SERVER_NAME, else "default"; run directory from
         $REPLAY_SERVER_RUN_DIR, else $XDG_RUNTIME_DIR/replay-server, else replay-server-UID in the temporary folder.
 
-        ``{local_rank}`` in the name stands for $LOCAL_RANK, which torchrun gives every process: ``gpu{local_rank}`` is a server for each GPU.
+        ``{local_rank}`` in the name stands for $LOCAL_RANK, which torchrun gives every process: with ``gpu{local_rank}`` each finds the
+        server of its GPU.
 
         Raises InvalidRequest for a name that can't be a file name or a path too long for a socket.
         """
