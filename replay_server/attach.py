@@ -32,7 +32,7 @@ from replay_server.credit import Credits
 from replay_server.descriptors import check_descriptors
 from replay_server.replay import Phase, Replay, Store
 from replay_server.run_directory import RingHolder
-from replay_server.sessions import CollectorSession, LearnerSession, Session
+from replay_server.sessions import CollectorSession, MappingSession, Session
 from replay_server.storage import PROOF_BYTES
 from replay_server.store import finite_fields, make_store
 
@@ -53,6 +53,7 @@ class AttachDesk:
         self._pending_schema: Schema | None = None
         self._tell_refused_at_s = 0.0
         self._untold = 0
+        self._proofs = 0
 
     def greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
         """Answers HELLO: a session and what follows for its role, or a typed refusal. A repeated HELLO gets the same answer again."""
@@ -76,8 +77,8 @@ class AttachDesk:
         log.info("attached %s", session)
         if isinstance(session, CollectorSession):
             self._serve_collector(session)
-        elif isinstance(session, LearnerSession):
-            self._serve_learner(session)
+        elif isinstance(session, MappingSession):
+            self._show_ring(session)
         else:
             session.happen(SessionEvent.MAPPED)
 
@@ -98,15 +99,16 @@ class AttachDesk:
             session.segment.unlink()
             session.happen(SessionEvent.MAPPED)
 
-    def prove(self, session: LearnerSession, proof: Proof) -> None:
+    def prove(self, session: MappingSession, proof: Proof) -> None:
         """Checks a pattern read back; a second one follows the first, so that a stale or lucky mapping is found out."""
         store = self._replay.store
         if store is None or session.pattern is None or proof.step != session.proof_step:
             return
         if proof.pattern != session.pattern:
             error = AttachRefused(
-                f"learner {session.name!r} maps the ring but reads other bytes than the server wrote: shared {store.memory.place.storage} "
-                "memory doesn't work between these two processes (containers, WSL and virtual machines can do this); "
+                f"{session.hello.role} {session.name!r} maps the ring but reads other bytes than the server wrote: "
+                f"shared {store.memory.place.storage} memory doesn't work between these two processes (containers, WSL and virtual "
+                "machines can do this); "
                 "use --storage host or --device cpu"
             )
             self.refuse(session, "Proof", error)
@@ -140,10 +142,10 @@ class AttachDesk:
         if is_dead:
             for lease in replay.leases.orphan(session.token):
                 replay.flow.refund(lease.counted_rows)
-                replay.counters.batches_dropped += 1
+                replay.counters.batches_dropped += lease.rows > 0
         if isinstance(session, CollectorSession):
             self.let_go(session)
-        elif isinstance(session, LearnerSession):
+        elif isinstance(session, MappingSession):
             self._note_holders()
         log.info("ended %s: %s", session, why)
 
@@ -185,13 +187,13 @@ class AttachDesk:
             self._pending_schema = schema
 
     def make_ring(self, schema: Schema, lanes: int) -> Store:
-        """Makes the store and tells every learner that waits for it."""
+        """Makes the store and tells every learner and observer that waits for it."""
         replay = self._replay
         replay.store = make_store(replay, schema, lanes)
         replay.phase = Phase.SERVING
         self._memory_wait_ends_s = None
-        for learner in replay.sessions.of(LearnerSession):
-            self._serve_learner(learner)
+        for client in replay.sessions.of(MappingSession):
+            self._show_ring(client)
         return replay.store
 
     def why_no_ring(self) -> str:
@@ -223,7 +225,9 @@ class AttachDesk:
         if hello.role != "admin":  # who comes to stop the server may use the reserve
             check_descriptors()
         if not is_here and hello.device_uuid is not None and hello.pid == os.getpid():
-            raise AttachRefused(f"learner and server both have pid {hello.pid}, in two PID namespaces: CUDA IPC refuses that; share one")
+            raise AttachRefused(
+                f"{hello.role} and server both have pid {hello.pid}, in two PID namespaces: CUDA IPC refuses that; share one"
+            )
 
     def _welcome(self, session: Session) -> None:
         replay = self._replay
@@ -308,7 +312,7 @@ class AttachDesk:
             ),
         )
 
-    def _serve_learner(self, session: LearnerSession) -> None:
+    def _show_ring(self, session: MappingSession) -> None:
         store = self._replay.store
         if store is None or session.proof_step:
             return
@@ -318,15 +322,18 @@ class AttachDesk:
             except SchemaMismatch as error:
                 different = str(error)
             if different:
-                self.refuse(session, "Hello", SchemaMismatch(f"the learner expects another schema than the ring's: {different}"))
+                self.refuse(
+                    session, "Hello", SchemaMismatch(f"the {session.hello.role} expects another schema than the ring's: {different}")
+                )
                 return
         if store.memory.place.segments_unlinked:
             self.refuse(session, "Hello", AttachRefused(why_unlinked(store)))
             return
-        session.proof_step = 1
+        session.proof_step, session.proof_number = 1, self._proofs
+        self._proofs += 1
         self._write_pattern(session, store)
 
-    def _write_pattern(self, session: LearnerSession, store: Store) -> None:
+    def _write_pattern(self, session: MappingSession, store: Store) -> None:
         pattern = secrets.token_bytes(PROOF_BYTES)
 
         def tell() -> None:
@@ -335,9 +342,9 @@ class AttachDesk:
                 is_first = session.proof_step == 1
                 self._replay.send(session, self._ring_at(session, store) if is_first else Challenge(session.token, self._replay.generation))
 
-        store.ingress.write(store.plan.layout.proof_cell(session.ordinal), pattern, tell)
+        store.ingress.write(store.plan.layout.proof_cell(session.proof_number), pattern, tell)
 
-    def _ring_at(self, session: LearnerSession, store: Store) -> RingAt:
+    def _ring_at(self, session: MappingSession, store: Store) -> RingAt:
         place, layout = store.memory.place, store.plan.layout
         return RingAt(
             session.token,
@@ -352,11 +359,11 @@ class AttachDesk:
             layout.link,
             layout.priority,
             layout.overlay,
-            layout.proof_cell(session.ordinal),
+            layout.proof_cell(session.proof_number),
         )
 
     def _note_holders(self) -> None:
-        proved = [learner for learner in self._replay.sessions.of(LearnerSession) if learner.is_proved]
+        proved = [learner for learner in self._replay.sessions.of(MappingSession) if learner.is_proved]
         holders = [RingHolder(s.hello.pid, s.hello.start_ticks, s.name, self._replay.generation) for s in proved]
         self._replay.directory.note_holders([*holders, *self._replay.directory.living_earlier_holders()])
 

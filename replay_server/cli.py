@@ -1,4 +1,4 @@
-"""The command ``replay-server``: serve, status, top, set, stop, trace, doctor, export."""
+"""The command ``replay-server``: serve, status, top, set, stop, trace, doctor, export; peek and dump are in looking.py."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from replay_server_protocol.errors import InvalidRequest, ReplayError
 from replay_server import __version__
 from replay_server.config import ServerConfig
 from replay_server.exit_codes import EXIT_CODES_TEXT, UNSOUND, exit_code_of
+from replay_server.looking import add_commands as add_looking
 
 _LONGEST_INTERVAL_S = 86_400
 _SHORTEST_INTERVAL_S = 0.05
@@ -232,6 +233,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--port", type=int, default=9108, help="port to listen on (default: 9108)")
     export.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two questions to the server (default: 1)")
     export.set_defaults(run=_export)
+
+    add_looking(commands, _reach)
     return parser
 
 

@@ -118,6 +118,11 @@ class ServerConfig:
     def lease_ns(self) -> int:
         return round(self.lease * 1e9)
 
+    def report(self) -> dict[str, object]:
+        """Every option a user may set, as JSON has it."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if not f.metadata["hidden"]}
+        return {name: f"{value.n_bytes}B" if isinstance(value, Size) else _listed(value) for name, value in values.items()}
+
     def load_schema(self) -> Schema | None:
         """The schema of ``--schema FILE``; raises SchemaMismatch naming the file."""
         if self.schema is None:
@@ -139,6 +144,10 @@ class ServerConfig:
                 raise InvalidRequest(f"there is no option {shown(name)}" + (f" (in {file})" if file and name not in options else ""))
             parsed[key] = _parse(key, value)
         return replace(cls(), **parsed)
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def slot_rows_for(config: ServerConfig, lanes: int) -> int:

@@ -18,6 +18,7 @@ from replay_server_protocol.messages import (
     Credit,
     Done,
     Explain,
+    Grant,
     MailAsk,
     MailLent,
     MailNews,
@@ -26,6 +27,7 @@ from replay_server_protocol.messages import (
     MailSlot,
     MailWritten,
     Mapped,
+    Observe,
     Proof,
     Publish,
     Reason,
@@ -41,8 +43,8 @@ from replay_server.credit import Verdict
 from replay_server.explain import explain
 from replay_server.flow import Flow
 from replay_server.replay import Replay
-from replay_server.requests import grant_of
-from replay_server.sessions import CollectorSession, LearnerSession, Session
+from replay_server.requests import grant_of, observe
+from replay_server.sessions import CollectorSession, LearnerSession, MappingSession, ObserverSession, Session
 
 log = logging.getLogger("replay_server")
 
@@ -76,7 +78,9 @@ class Dispatch:
                 Cancel: self._cancel,
                 MailPost: self._open_mail,
                 MailWritten: self._finish_mail,
+                Observe: self._observe,
             },
+            "observer": {**of_all, Proof: desk.prove, Observe: self._observe, Release: self._end_look},
             "admin": {**of_all, Admin: self._administer},
         }
 
@@ -127,6 +131,20 @@ class Dispatch:
             replay.requests.ask(session, message, time.monotonic_ns())
             return
         replay.send(session, grant_of(lease, message))  # a repeat: the first grant may be lost
+
+    def _observe(self, session: MappingSession, message: Observe) -> None:
+        replay, store = self._replay, self._replay.store
+        if store is None or not session.is_proved:
+            raise ProtocolViolation("a client proves its mapping before it looks at rows")
+        lease = observe(message, store.ring, replay.leases, time.monotonic_ns())
+        replay.send(
+            session, Grant(*message[:2], message.sampler, message.number, lease.lease, lease.tail, lease.committed, lease.deadline_ns)
+        )
+
+    def _end_look(self, session: ObserverSession, message: Release) -> None:
+        if self._replay.leases.release(message.lease, session.token) is None:
+            self._replay.counters.stale_messages += 1
+        session.reads += 1
 
     def _cancel(self, session: LearnerSession, message: Cancel) -> None:
         self._replay.requests.cancel(session.token, message.sampler, message.number)

@@ -11,7 +11,7 @@ from replay_server_protocol.states import LEASE, LeaseEvent, LeaseState, move
 
 @dataclass(slots=True)
 class Lease:
-    """A hold of ``session`` on the window [tail, committed) until ``deadline_ns``, to gather ``rows`` rows for a request.
+    """A hold of ``session`` on the window [tail, committed) until ``deadline_ns``, to gather ``rows`` rows for a request, or 0 to look.
 
     ``counted_rows`` of them count as sampled: all, or none since samples per insert were changed.
     """

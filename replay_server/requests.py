@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replay_server_protocol.errors import InvalidRequest
-from replay_server_protocol.messages import Grant, Sample
+from replay_server_protocol.messages import Grant, Observe, Sample
 
 from replay_server.flow import Flow, FlowState
 from replay_server.leases import Lease, Leases
@@ -40,6 +40,18 @@ def grant_of(lease: Lease, request: Sample) -> Grant:
     youngest = 0 if request.max_age_rows is None else lease.committed - request.max_age_rows
     tail = max(lease.tail, youngest)
     return Grant(request.session, request.generation, lease.sampler, lease.number, lease.lease, tail, lease.committed, lease.deadline_ns)
+
+
+def observe(message: Observe, ring: Ring, leases: Leases, now_ns: int) -> Lease:
+    """A lease on the window of this moment that counts no rows; the same again for a repeat, whose grant may be lost.
+
+    Raises InvalidRequest when the client has as many leases open as it may have.
+    """
+    lease = leases.find(message.session, message.sampler, message.number)
+    if lease is None and leases.count_of(message.session) >= _MOST_LEASES:
+        raise InvalidRequest(f"{_MOST_LEASES} leases of this client are open, as many as it may have; release one")
+    window = (ring.tail, ring.committed)
+    return lease or leases.open(message.session, message.sampler, message.number, 0, window, now_ns)
 
 
 def _waits_for(waiting: Waiting, ring: Ring, flow: Flow, leases: Leases) -> FlowState | None:

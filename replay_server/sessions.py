@@ -84,20 +84,34 @@ class CollectorSession(Session):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class LearnerSession(Session):
-    """A learner: how far its mapping is proved, and what it drew."""
+class MappingSession(Session):
+    """A client that maps the ring, and how far its mapping is proved."""
 
     pattern: bytes | None = None  # what its proof cell holds now
+    proof_number: int = 0  # names its proof cell
     proof_step: int = 0  # 0: not told of the ring, 1 and 2: patterns to read back, 3: proved
+
+    @property
+    def is_proved(self) -> bool:
+        return self.proof_step == 3
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ObserverSession(MappingSession):
+    """Whoever looks at rows without counting: neither flow control nor the learners' figures know of it."""
+
+    reads: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LearnerSession(MappingSession):
+    """A learner, and what it drew."""
+
     batches: int = 0
     rows: int = 0
     dropped: int = 0
     refundable_rows: int = 0  # released as used and not said to be unused since
     largest_batch_rows: int = 0
-
-    @property
-    def is_proved(self) -> bool:
-        return self.proof_step == 3
 
 
 S = TypeVar("S", bound=Session)
@@ -107,7 +121,7 @@ class Sessions:
     """The living sessions by token."""
 
     def __init__(self, max_collectors: int, max_learners: int) -> None:
-        self._limits = {"collector": max_collectors, "learner": max_learners, "admin": 16}
+        self._limits = {"collector": max_collectors, "learner": max_learners, "admin": 16, "observer": 16}
         self._by_token: dict[int, Session] = {}
         self._opened = dict.fromkeys(self._limits, 0)
         self._last_ended: dict[str, tuple[Session, float]] = {}
@@ -142,8 +156,9 @@ class Sessions:
         """Opens a session; raises AttachRefused when there are as many of its role as allowed."""
         role, limit = hello.role, self._limits[hello.role]
         if sum(session.hello.role == role for session in self._by_token.values()) >= limit:
-            raise AttachRefused(f"{limit} {role}s are attached, which is the limit; raise --max-{role}s or close one", limit=limit)
-        kinds: dict[str, type[Session]] = {"collector": CollectorSession, "learner": LearnerSession}
+            raised = f"raise --max-{role}s or close one" if role in ("collector", "learner") else "close one"
+            raise AttachRefused(f"{limit} {role}s are attached, which is the limit; {raised}", limit=limit)
+        kinds: dict[str, type[Session]] = {"collector": CollectorSession, "learner": LearnerSession, "observer": ObserverSession}
         kind = kinds.get(hello.role, Session)
         token = secrets.randbelow(2**63 - 1) + 1
         session = kind(token=token, identity=identity, hello=hello, ordinal=self._opened[hello.role], heard_s=now_s)

@@ -1,4 +1,4 @@
-"""A server as a child of a training script: started with a name of its own, ended with its parent, also when that is killed."""
+"""A server started by a training script: its own, ended with it also when that is killed; or one that is kept for the next script."""
 
 from __future__ import annotations
 
@@ -16,54 +16,93 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from replay_server_protocol.endpoints import NAME_VARIABLE, RUN_DIR_VARIABLE, Endpoints
-from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
+from replay_server_protocol.errors import AlreadyServing, InvalidRequest, ReplayTimeout, ServerGone, shown
 
 from replay_server.config import ServerConfig
 from replay_server.exit_codes import error_of
+from replay_server.kept import check_fits, open_log
 
 _STOP_S = 10.0
+_LOOK_AGAIN_S = 0.05
 
 
 class ReplayServer:
     """A living sidecar. Use ``spawn``; leave the ``with`` block, or call ``close``, to end it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], endpoints: Endpoints, own_dir: Path | None) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes] | None, endpoints: Endpoints, own_dir: Path | None, pid: int) -> None:
+        self._process = process  # None: not ours to end
+        self._pid = pid
         self._endpoints = endpoints
         self._own_dir = own_dir
         self._owner_pid = os.getpid()
         self._before: dict[str, str | None] = {}
 
     @classmethod
-    def spawn(cls, *, timeout: float = 30.0, name: str | None = None, run_dir: str | None = None, **options: Any) -> Self:
+    def spawn(
+        cls, *, timeout: float = 30.0, name: str | None = None, run_dir: str | None = None, keep: bool = False, **options: Any
+    ) -> Self:
         """Starts a server and returns when it answers, within ``timeout`` seconds.
 
         ``options`` are those of ``replay-server serve`` with underscores (``capacity=100_000, device="auto"``). Without a name a unique
         one is taken in a run directory of its own. The server's process group is its own, so that Ctrl-C reaches the script first. Exports
         REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and its children. The server ends when this process does.
 
+        With ``keep`` the server is one that survives the script: the living one of that name (default: $REPLAY_SERVER_NAME, else
+        "default"; run directory as for clients) if its options, schema and run are those asked for, else a new one, which logs to
+        RUN_DIR/NAME.log. ``close`` only forgets it; ``replay-server stop`` ends it. AttachRefused names what differs.
+
         Raises the typed error the server ended with (InvalidRequest, BudgetExceeded, DeviceError …) or ReplayTimeout.
         """
         if not (isinstance(timeout, Real) and timeout >= 0):
             raise InvalidRequest(f"timeout={shown(timeout)}: seconds, at least 0")
         texts = {key: _text(key, value) for key, value in options.items() if value is not None}
-        ServerConfig.from_options(dict(texts))
+        config = ServerConfig.from_options(dict(texts))
+        if not isinstance(keep, bool):
+            raise InvalidRequest(f"keep={shown(keep)}: True or False")
+        if keep:
+            server = cls._kept(Endpoints.resolve(name, run_dir), config, texts, timeout)
+            server._export()
+            return server
         own_dir = None if run_dir is not None else Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}"  # the server makes it
         own_name = f"spawned-{os.getpid()}-{secrets.token_hex(3)}" if name is None else name
         endpoints = Endpoints.resolve(own_name, own_dir if run_dir is None else run_dir)
-        command = [sys.executable, "-m", "replay_server", "serve", "--parent-pid", str(os.getpid())]
-        command += ["--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
+        with tempfile.TemporaryFile() as log:
+            server = cls._start(endpoints, own_dir, {"parent_pid": str(os.getpid()), **texts}, timeout, log)
+        server._export()
+        return server
+
+    @classmethod
+    def _kept(cls, endpoints: Endpoints, config: ServerConfig, texts: dict[str, str], timeout: float) -> Self:
+        """Attaches to the living server of that name, or starts it. Of two scripts that start it at once one attaches."""
+        end = time.monotonic() + timeout
+        while True:
+            if endpoints.status_path.exists():
+                with contextlib.suppress(ServerGone):
+                    report = _query(endpoints, 1.0)
+                    check_fits(report, config)
+                    return cls(None, endpoints, None, int(report["pid"]))
+            with contextlib.suppress(AlreadyServing), open_log(endpoints) as log:
+                server = cls._start(endpoints, None, texts, max(0.0, end - time.monotonic()), log)
+                process, server._process = server._process, None
+                if process is not None:
+                    process.returncode = 0  # it outlives this process, which never waits for it
+                return server
+            if time.monotonic() >= end:
+                raise ReplayTimeout(f"server {endpoints.name!r} holds its name but did not answer within {timeout:g} s; see its log")
+            time.sleep(_LOOK_AGAIN_S)
+
+    @classmethod
+    def _start(cls, endpoints: Endpoints, own_dir: Path | None, texts: dict[str, str], timeout: float, log: IO[bytes]) -> Self:
+        command = [sys.executable, "-m", "replay_server", "serve", "--name", endpoints.name, "--run-dir", str(endpoints.run_dir)]
         for key, text in texts.items():
             command += [f"--{key.replace('_', '-')}", text]
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
-            server = cls(process, endpoints, own_dir)
-            try:
-                server._wait_until_it_answers(timeout, log)
-            except BaseException:
-                server.close()
-                raise
-        server._export()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        server = cls(process, endpoints, own_dir, process.pid)
+        try:
+            server._wait_until_it_answers(process, timeout, log)
+        except BaseException:
+            server.close()
+            raise
         return server
 
     @property
@@ -76,19 +115,18 @@ class ReplayServer:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._pid
 
     def status(self, timeout: float = 5.0) -> dict[str, Any]:
         """The status report; raises ServerGone if the server doesn't answer within ``timeout`` seconds."""
-        from replay_server_client.status import query
-
-        return query(self._endpoints, timeout)
+        return _query(self._endpoints, timeout)
 
     def close(self) -> None:
-        """Stops the server in good order, by force after 10 s, and removes its run directory if it was made here. Safe to call twice."""
+        """Stops the server in good order, by force after 10 s, and removes its run directory if it was made here; forgets one that is
+        kept. Safe to call twice."""
         if os.getpid() != self._owner_pid:
             return
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
                 self._process.wait(_STOP_S)
@@ -115,16 +153,22 @@ class ReplayServer:
             self._before[variable] = os.environ.get(variable)
             os.environ[variable] = value
 
-    def _wait_until_it_answers(self, timeout: float, log: IO[bytes]) -> None:
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes], timeout: float, log: IO[bytes]) -> None:
         end = time.monotonic() + timeout
-        while self._process.poll() is None:
+        while process.poll() is None:
             with contextlib.suppress(ServerGone):
-                if self.status(timeout=0.2)["pid"] == self._process.pid:
+                if self.status(timeout=0.2)["pid"] == process.pid:
                     return
                 time.sleep(0.02)  # another server of this name answers; ours is about to end, saying so
             if time.monotonic() >= end:
                 raise ReplayTimeout(f"server (pid {self.pid}) did not answer within {timeout:g} s of its start: {_last_line(log)}")
-        raise error_of(self._process.returncode, _last_line(log).removeprefix("replay-server: "))
+        raise error_of(process.returncode, _last_line(log).removeprefix("replay-server: "))
+
+
+def _query(endpoints: Endpoints, timeout: float) -> dict[str, Any]:
+    from replay_server_client.status import query
+
+    return query(endpoints, timeout)
 
 
 def _text(option: str, value: object) -> str:

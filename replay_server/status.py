@@ -14,7 +14,7 @@ from replay_server.control import bind_private, receive_nowait
 from replay_server.counters import Latency
 from replay_server.explain import Look, flow_state
 from replay_server.replay import Replay, Store
-from replay_server.sessions import CollectorSession, LearnerSession
+from replay_server.sessions import CollectorSession, LearnerSession, ObserverSession
 
 REPORT_VERSION = 1
 _SHARE_OF_TIME = 20
@@ -76,6 +76,7 @@ def report(replay: Replay) -> dict[str, object]:
         "pid": os.getpid(),
         "generation": replay.generation,
         "run_id": replay.config.run_id,
+        "options": replay.config.report(),
         "phase": replay.phase.value,
         "uptime_s": time.monotonic() - replay.started_s,
         "device": {"kind": replay.device.kind, "uuid": replay.device.uuid, "name": replay.device.name, "storage": replay.config.storage},
@@ -84,6 +85,7 @@ def report(replay: Replay) -> dict[str, object]:
         "ingress": _ingress(replay, store),
         "collectors": [_collector(session, store, look) for session in replay.sessions.of(CollectorSession)],
         "learners": [_learner(session, replay, look) for session in replay.sessions.of(LearnerSession)],
+        "observers": [_observer(session, replay) for session in replay.sessions.of(ObserverSession)],
         "flow": _flow(replay, look),
         "rates": {
             "rows_per_s": rows_per_s,
@@ -193,6 +195,17 @@ def _learner(session: LearnerSession, replay: Replay, look: Look | None) -> dict
         "dropped": session.dropped,
         "waiting_on": look.why_no_grant(session) if look else "ring",
         "waiting_s": (time.monotonic_ns() - waiting[0].asked_ns) / 1e9 if waiting else 0.0,
+    }
+
+
+def _observer(session: ObserverSession, replay: Replay) -> dict[str, object]:
+    return {
+        "name": session.name,
+        "pid": session.hello.pid,
+        "state": session.state.value,
+        "is_mapped": session.is_proved,
+        "open_leases": replay.leases.count_of(session.token),
+        "reads": session.reads,
     }
 
 

@@ -28,6 +28,7 @@ from replay_server_protocol.trace import Trace
 
 from replay_server_client.collector import Collector
 from replay_server_client.ingress import CollectorStatistics
+from replay_server_client.observer import Observer
 from replay_server_client.slot_writer import LentSlot
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ __all__ = [
     "Learner",
     "LentSlot",
     "MixedSampler",
+    "Observer",
     "ProtocolViolation",
     "ReplayError",
     "ReplayTimeout",

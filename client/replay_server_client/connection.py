@@ -117,7 +117,7 @@ class Connection:
         if isinstance(answer, Refused):
             self.detach()
             raise error_of(answer)
-        if hello.role == "learner" and not before_ns <= answer.monotonic_ns <= after_ns:
+        if hello.role in ("learner", "observer") and not before_ns <= answer.monotonic_ns <= after_ns:
             self.detach()
             raise AttachRefused(
                 f"server {self.endpoints.name!r} reads another monotonic clock ({answer.monotonic_ns} ns, here {before_ns} to {after_ns}): "

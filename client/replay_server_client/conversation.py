@@ -11,7 +11,20 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from replay_server_protocol.errors import ProtocolViolation, ServerClosing, ServerGone
-from replay_server_protocol.messages import Challenge, Explain, Grant, Hello, Proof, Proved, Reason, Refused, RingAt, Sample, ServerMessage
+from replay_server_protocol.messages import (
+    Challenge,
+    Explain,
+    Grant,
+    Hello,
+    Observe,
+    Proof,
+    Proved,
+    Reason,
+    Refused,
+    RingAt,
+    Sample,
+    ServerMessage,
+)
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.mailbox import MailPoster
@@ -156,7 +169,7 @@ class Conversation:
                 self._proven.accept()
             case Reason():
                 self.reason = message.text
-            case Refused() if message.about == Sample.__name__:
+            case Refused() if message.about in (Sample.__name__, Observe.__name__):
                 self._requester(message.sampler).refused(message)
             case Refused() if message.about in (Hello.__name__, Proof.__name__):
                 self._proven.refusal = error_of(message)

@@ -26,7 +26,10 @@ from replay_server_client.compiled import HowToRun, compiled, plain
 from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_client.engine import Engine
+from replay_server_client.look import Rows, Selection
+from replay_server_client.lookout import Lookout
 from replay_server_client.mapping import check_device, device_uuid
+from replay_server_client.observer import look_at
 from replay_server_client.probe import Probe
 from replay_server_client.request import Request, RequestOptions, Seeds, is_count
 from replay_server_client.sampler import Sampler
@@ -96,6 +99,7 @@ class Learner:
         self._samplers: list[Sampler] = []
         self._by_request: dict[Request, Sampler] = {}
         self._probe = engine.register(lambda ordinal: Probe(engine.connection, ordinal))
+        self._lookout = engine.register(lambda ordinal: Lookout(engine, ordinal))
         self._finalizer = weakref.finalize(self, engine.abandon)
 
     @classmethod
@@ -278,6 +282,18 @@ class Learner:
         """
         memory = self._lent_memory(batch)
         memory.write_back.write_values(memory.fields, values, memory.results.get("mask"))
+
+    def read(
+        self,
+        *,
+        newest: int | None = None,
+        seqs: Selection | None = None,
+        episode_of: int | None = None,
+        fields: Sequence[str] | None = None,
+        timeout: float | None = 30.0,
+    ) -> Rows:
+        """Copies of rows as numpy arrays, outside every count and limit: see ``Observer.read``. For looking, not for training."""
+        return look_at(self._lookout, newest, seqs, episode_of, fields, Deadline(timeout))
 
     def post(self, name: str, arrays: Mapping[str, object], timeout: float | None = 5.0) -> int:
         """Makes ``arrays`` (numpy arrays, or tensors on any device) the newest version of mailbox ``name`` and returns the version.

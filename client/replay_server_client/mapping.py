@@ -27,6 +27,7 @@ class RingMapping(Protocol):
     """``tensors`` are views of it, until ``close``."""
 
     tensors: RingTensors
+    allocation: torch.Tensor  # uint8[alloc_bytes]
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
         """Bytes of the allocation, read through the mapping. Waits for the device."""
@@ -40,13 +41,14 @@ class HostMapping:
 
     def __init__(self, at: RingAt, schema: Schema) -> None:
         self._segment = Segment.open(_segment_name(at), at.alloc_bytes)
-        self.tensors = RingTensors.of(torch.from_numpy(self._segment.bytes), at, schema)
+        self.allocation = torch.from_numpy(self._segment.bytes)
+        self.tensors = RingTensors.of(self.allocation, at, schema)
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
         return self._segment.bytes[offset : offset + n_bytes].tobytes()
 
     def close(self) -> None:
-        self.tensors = NO_RING
+        self.tensors, self.allocation = NO_RING, NO_RING.rows
         self._segment.close()
 
 

@@ -32,19 +32,19 @@ class CudaMapping:
                 f"cudaIpcOpenMemHandle on {device}: {status.name}; server and learner need one uid, one GPU (not two MIG slices) and a "
                 "driver with CUDA IPC; --storage host works without"
             )
-        self._memory = torch.as_tensor(_Allocation(int(self._address), at.alloc_bytes), device=device)
-        self.tensors = RingTensors.of(self._memory, at, schema)
+        self.allocation = torch.as_tensor(_Allocation(int(self._address), at.alloc_bytes), device=device)
+        self.tensors = RingTensors.of(self.allocation, at, schema)
         self._is_open = True
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
-        return self._memory[offset : offset + n_bytes].cpu().numpy().tobytes()
+        return self.allocation[offset : offset + n_bytes].cpu().numpy().tobytes()
 
     def close(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
         torch.cuda.synchronize(self._device)
-        self.tensors, self._memory = NO_RING, torch.empty(0, dtype=torch.uint8)
+        self.tensors, self.allocation = NO_RING, torch.empty(0, dtype=torch.uint8)
         with torch.cuda.device(self._device):
             (status,) = cudart.cudaIpcCloseMemHandle(self._address)
         if status != cudart.cudaError_t.cudaSuccess:

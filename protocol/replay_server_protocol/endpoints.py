@@ -22,6 +22,8 @@ from replay_server_protocol.errors import InvalidRequest, shown
 DEFAULT_NAME = "default"
 NAME_VARIABLE = "REPLAY_SERVER_NAME"
 RUN_DIR_VARIABLE = "REPLAY_SERVER_RUN_DIR"
+RANK_VARIABLE = "LOCAL_RANK"
+RANK_PLACE = "{local_rank}"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 _SOCKET_PATH_BYTES = 103
@@ -40,11 +42,14 @@ class Endpoints:
         """Fills in what is not given: name from $REPLAY_SERVER_NAME, else "default"; run directory from
         $REPLAY_SERVER_RUN_DIR, else $XDG_RUNTIME_DIR/replay-server, else replay-server-UID in the temporary folder.
 
+        ``{local_rank}`` in the name stands for $LOCAL_RANK, which torchrun gives every process: with ``gpu{local_rank}`` each finds the
+        server of its GPU.
+
         Raises InvalidRequest for a name that can't be a file name or a path too long for a socket.
         """
         if name is not None and not isinstance(name, str):
             check_name(name)
-        endpoints = cls(_resolve_run_dir(run_dir), check_name(name or os.environ.get(NAME_VARIABLE) or DEFAULT_NAME))
+        endpoints = cls(_resolve_run_dir(run_dir), check_name(_ranked(name or os.environ.get(NAME_VARIABLE) or DEFAULT_NAME)))
         longest = max(len(os.fsencode(path)) for path in (endpoints.control_path, endpoints.status_path))
         if longest > _SOCKET_PATH_BYTES:
             raise InvalidRequest(
@@ -85,6 +90,15 @@ def check_name(name: str, what: str = "server name") -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(f"{what} {shown(name)}: letters, digits, '_', '.' and '-' only, starting with a letter or digit, at most 32")
     return name
+
+
+def _ranked(name: str) -> str:
+    if RANK_PLACE not in name:
+        return name
+    rank = os.environ.get(RANK_VARIABLE, "")
+    if not rank.isdecimal():
+        raise InvalidRequest(f"server name {shown(name)} needs ${RANK_VARIABLE}: start with torchrun, or set it to this process's GPU")
+    return name.replace(RANK_PLACE, rank)
 
 
 def _resolve_run_dir(run_dir: str | os.PathLike[str] | None) -> Path:

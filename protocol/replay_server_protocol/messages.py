@@ -17,6 +17,7 @@ collector                server                    learner                    se
                                                      UNUSED ───────────────────► its rows count no more
 ```
 TRACE_ON and TRACE_OFF tell collectors and learners to record what they do; they hand it in as a file and say so by TRACED.
+An observer attaches as a learner does; its OBSERVE, which a learner may send too, is answered by GRANT at once.
 REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING says that the server stops.
 """
 
@@ -42,7 +43,7 @@ Details = Annotated[dict[str, Detail], 64]
 Share = Annotated[float, 0.0, 1.0]
 Wire = Annotated[dict[str, object], 512]  # a schema or a manifest: checked again by its own reader
 
-Role = Literal["collector", "learner", "admin"]
+Role = Literal["collector", "learner", "admin", "observer"]
 
 
 class Hello(NamedTuple):
@@ -60,7 +61,7 @@ class Hello(NamedTuple):
     lanes: Count  # collector: environments it interleaves
     counted: bool  # collector: rows count for samples-per-insert
     rows_lost: Count  # 0: MAPPED tells it, which is not sent by a client that gave this attach up
-    device_uuid: Name | None  # learner on CUDA: the GPU it will map the ring on
+    device_uuid: Name | None  # learner or observer on CUDA: the GPU it will map the ring on
 
 
 class Welcome(NamedTuple):
@@ -223,6 +224,18 @@ class Unused(NamedTuple):
 
 class Cancel(NamedTuple):
     """A waiting SAMPLE is no longer wanted."""
+
+    session: Token
+    generation: Token
+    sampler: Count
+    number: Token
+
+
+class Observe(NamedTuple):
+    """A learner or an observer asks for a lease to copy rows out of the window: granted at once, outside flow control, counted nowhere.
+
+    The same (sampler, number) again while that lease is open gets the same grant again.
+    """
 
     session: Token
     generation: Token
@@ -426,6 +439,7 @@ ClientMessage = (
     | Bye
     | Unused
     | Traced
+    | Observe
 )
 ServerMessage = (
     Welcome

@@ -40,7 +40,7 @@ _WITHIN_S = 10.0
 class RawClient:
     """A session by hand; leaving the ``with`` block says BYE. Keywords of the constructor replace fields of its HELLO."""
 
-    def __init__(self, endpoints: Endpoints, role: Literal["collector", "learner", "admin"], **hello: Any) -> None:
+    def __init__(self, endpoints: Endpoints, role: Literal["collector", "learner", "admin", "observer"], **hello: Any) -> None:
         self._changes = {"role": role, **hello}
         self.connection = Connection(endpoints, self._hello)
         try:

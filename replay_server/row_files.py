@@ -1,0 +1,89 @@
+"""Rows in a file of their own: npz for numpy, safetensors for the rest; whole or not at all.
+
+```
+safetensors   |length of the header, 8 bytes little-endian|header: JSON, padded to 8 bytes|tensors, one after the other|
+```
+
+Each field is an array ``dtype[n, *shape]``; ``_seq`` says which row is which. numpy has no bfloat16: an npz holds the uint16 of its bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from replay_server_protocol.errors import InvalidRequest, ReplayError
+from replay_server_protocol.schema import Schema
+
+SEQ = "_seq"
+
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "bfloat16": "BF16",
+}
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+def check_file(path: str) -> None:
+    """Raises InvalidRequest unless ``path`` ends in .npz or .safetensors and a file can be made beside it."""
+    if Path(path).suffix not in (".npz", ".safetensors"):
+        raise InvalidRequest(f"{path!r}: a file whose name ends in .npz or .safetensors")
+    if Path(path).exists() and not Path(path).is_file():
+        raise InvalidRequest(f"{path!r}: a folder or a device; name a file")
+    if not os.access(Path(path).parent, os.W_OK):
+        raise InvalidRequest(f"{path!r} can't be written: name a file in a folder that is there and yours")
+
+
+def write_rows(path: str, seqs: npt.NDArray[np.int64], fields: Arrays, schema: Schema) -> None:
+    """Writes the file and then gives it its name. Raises InvalidRequest as ``check_file``, ReplayError when the disk is full."""
+    check_file(path)
+    if SEQ in fields:
+        raise InvalidRequest(f"a field is called {SEQ}, the name of the rows' numbers: leave it out with --fields")
+    arrays = {SEQ: seqs, **fields}
+    beside = ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=Path(path).parent, prefix=f".{Path(path).name}-", delete=False) as file:
+            beside = file.name
+            if path.endswith(".npz"):
+                np.savez(file, allow_pickle=False, **arrays)
+            else:
+                _write_safetensors(file, arrays, {SEQ: "int64", **{name: schema[name].dtype for name in fields}})
+        os.replace(beside, path)
+    except BaseException as error:
+        if beside:
+            Path(beside).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ReplayError(f"{path!r} was not written: {error.strerror}; free space there or name another place") from error
+        raise
+
+
+def _write_safetensors(file: IO[bytes], arrays: Arrays, dtypes: Mapping[str, str]) -> None:
+    header: dict[str, object] = {}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _DTYPES[dtypes[name]], "shape": list(array.shape), "data_offsets": [begin, end]}
+    packed = json.dumps(header, separators=(",", ":")).encode()
+    packed += b" " * (-len(packed) % 8)
+    file.write(struct.pack("<Q", len(packed)) + packed)
+    for array in arrays.values():
+        file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
