@@ -64,7 +64,7 @@ def write_rows(path: str, seqs: npt.NDArray[np.int64], fields: Arrays, schema: S
         with tempfile.NamedTemporaryFile(dir=Path(path).parent, prefix=f".{Path(path).name}-", delete=False) as file:
             beside = file.name
             if path.endswith(".npz"):
-                np.savez(file, allow_pickle=False, **arrays)
+                np.savez(file, **arrays)  # type: ignore[arg-type]  # no array of objects is among them
             else:
                 _write_safetensors(file, arrays, {SEQ: "int64", **{name: schema[name].dtype for name in fields}})
         os.replace(beside, path)

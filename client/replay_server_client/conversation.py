@@ -34,6 +34,8 @@ from replay_server_client.proven_ring import ProvenRing
 ASK_AGAIN_NS = 1_000_000_000
 """A request without an answer for so long is repeated with its number."""
 IDLE_NAP_S = 0.5
+LOOKOUT = 2**62
+"""The ordinal of the requester that looks at rows: it shifts no sampler's."""
 
 R = TypeVar("R", bound="Requester")
 
@@ -71,7 +73,7 @@ class Conversation:
         self._proven = proven
         self._poster = MailPoster(connection)
         self._posted_in = 0
-        self._requesters: list[Requester] = []
+        self._requesters: dict[int, Requester] = {}
 
     @property
     def ring(self) -> Ring | None:
@@ -84,10 +86,11 @@ class Conversation:
             raise self._proven.refusal
         return self.ring
 
-    def register(self, make: Callable[[int], R]) -> R:
-        """Adds the requester that ``make`` builds from its ordinal."""
-        requester = make(len(self._requesters))
-        self._requesters.append(requester)
+    def register(self, make: Callable[[int], R], ordinal: int | None = None) -> R:
+        """Adds the requester that ``make`` builds from its ordinal: the next one, for draws are keyed by it, or ``LOOKOUT``."""
+        chosen = sum(known != LOOKOUT for known in self._requesters) if ordinal is None else ordinal
+        requester = make(chosen)
+        self._requesters[chosen] = requester
         return requester
 
     def advance(self) -> None:
@@ -107,11 +110,11 @@ class Conversation:
 
     def claim(self) -> Callable[[], None] | None:
         """The next work of a gather for the calling thread to do outside the lock; None if there is none."""
-        return next((work for requester in self._requesters if (work := requester.claim()) is not None), None)
+        return next((work for requester in self._requesters.values() if (work := requester.claim()) is not None), None)
 
     def let_go(self) -> None:
         """Finishes the work on the ring, drops every view of it and unmaps it."""
-        for requester in self._requesters:
+        for requester in self._requesters.values():
             requester.forget()
         self._proven.let_go()
 
@@ -119,7 +122,7 @@ class Conversation:
         """How long nothing happens if no message comes."""
         if not self.connection.is_attached:
             return IDLE_NAP_S
-        return min((requester.nap_s() for requester in self._requesters), default=IDLE_NAP_S)
+        return min((requester.nap_s() for requester in self._requesters.values()), default=IDLE_NAP_S)
 
     def ask_reason(self, sampler: int, number: int) -> None:
         """Asks what is missing for a request, or for the ring as long as there is none."""
@@ -153,7 +156,7 @@ class Conversation:
             return False  # the server takes no request before the mapping is proved
         now_ns = time.monotonic_ns()
         has_sent = False
-        for requester in self._requesters:
+        for requester in self._requesters.values():
             has_sent |= requester.advance(now_ns)
         return has_sent
 
@@ -177,6 +180,6 @@ class Conversation:
                 self._poster.accept(message)
 
     def _requester(self, ordinal: int) -> Requester:
-        if ordinal >= len(self._requesters):
+        if ordinal not in self._requesters:
             raise ProtocolViolation(f"the server answers sampler {ordinal}, this learner has {len(self._requesters)}")
         return self._requesters[ordinal]

@@ -71,9 +71,9 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="replay-learner", daemon=True)
         self._thread.start()
 
-    def register(self, make: Callable[[int], R]) -> R:
+    def register(self, make: Callable[[int], R], ordinal: int | None = None) -> R:
         with self._lock:
-            return self.conversation.register(make)
+            return self.conversation.register(make, ordinal)
 
     def wake(self) -> None:
         """Tells the background thread that the caller changed something. Costs a microsecond; never waits."""

@@ -24,6 +24,7 @@ from replay_server_client.batch import Batch
 from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.compiled import HowToRun, compiled, plain
 from replay_server_client.connection import Connection
+from replay_server_client.conversation import LOOKOUT
 from replay_server_client.deadline import Deadline
 from replay_server_client.engine import Engine
 from replay_server_client.look import Rows, Selection
@@ -99,7 +100,7 @@ class Learner:
         self._samplers: list[Sampler] = []
         self._by_request: dict[Request, Sampler] = {}
         self._probe = engine.register(lambda ordinal: Probe(engine.connection, ordinal))
-        self._lookout = engine.register(lambda ordinal: Lookout(engine, ordinal))
+        self._lookout = engine.register(lambda ordinal: Lookout(engine, ordinal), LOOKOUT)
         self._finalizer = weakref.finalize(self, engine.abandon)
 
     @classmethod

@@ -20,6 +20,7 @@ PAGES = (
     "docs/adapters.md",
     "docs/deploy.md",
     "docs/doctor.md",
+    "docs/look.md",
     "docs/export.md",
     "docs/flow.md",
     "docs/protocol.md",
@@ -41,8 +42,12 @@ OTHER_OPTIONS = {
     "--all",
     "--read",
     "--wait",
+    "--newest",
+    "--seqs",
+    "--episode-of",
+    "--fields",
 }
-OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now"}
+OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
