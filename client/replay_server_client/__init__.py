@@ -22,6 +22,7 @@ from replay_server_protocol.errors import (
     SchemaMismatch,
     ServerClosing,
     ServerGone,
+    ShardLost,
 )
 from replay_server_protocol.schema import Field, Schema
 from replay_server_protocol.trace import Trace
@@ -59,6 +60,7 @@ __all__ = [
     "SchemaMismatch",
     "ServerClosing",
     "ServerGone",
+    "ShardLost",
     "Trace",
 ]
 
