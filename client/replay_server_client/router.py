@@ -50,7 +50,8 @@ ID_COLUMNS = ("shard", "generation", "index", "seq")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """``rows[i]`` rows are to come from shard i of ``generations[i]``; drawn in ``epoch`` from shards of ``sizes`` rows."""
+    """``rows[i]`` rows are to come from shard i of ``generations[i]``; drawn in ``epoch`` from shards of ``sizes`` rows, 0 of those that
+    take no part."""
 
     epoch: int
     rows: tuple[int, ...]
@@ -222,8 +223,9 @@ class Router:
             self.epoch += 1
 
     def _counts(self, rows: Sequence[int]) -> Counts:
-        generations, sizes = (tuple(getattr(shard, name) for shard in self._shards) for name in ("generation", "size_rows"))
-        return Counts(self.epoch, tuple(rows), generations, sizes)
+        present = [shard.takes_part and self._own in (None, shard.name) for shard in self._shards]
+        sizes = (shard.size_rows if takes_part else 0 for shard, takes_part in zip(self._shards, present, strict=True))
+        return Counts(self.epoch, tuple(rows), tuple(shard.generation for shard in self._shards), tuple(sizes))
 
     def _split(self, n: int, by_mass: bool) -> list[int]:
         """``n`` rows over the shards that take part. Shards without a share are left out: rounding must not give them one."""
