@@ -27,8 +27,12 @@ def start_shards(start: Callable[..., ServerProcess], *options: str, sizes: Mapp
 
 
 def fill(server: ServerProcess, shard: int, first_step: int, rows: int) -> None:
+    fill_at(server.run_dir, server.name, shard, first_step, rows)
+
+
+def fill_at(run_dir: Path, name: str, shard: int, first_step: int, rows: int) -> None:
     if rows:
-        with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector:
+        with Collector.connect(name, schema=MARKERS, run_dir=run_dir) as collector:
             collector.write(marker_steps(shard, 1, first_step, rows))
             collector.flush()
 
