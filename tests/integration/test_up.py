@@ -15,6 +15,7 @@ from replay_server_client import MultiLearner
 from support.processes import Child, Children
 from support.shards import fill_at
 
+PAGE = Path(__file__).parents[2] / "docs" / "several_gpus.md"
 UP = (sys.executable, "-m", "replay_server", "up", "--name", "train", "--capacity", "1000", "--slot-rows", "16")
 
 
@@ -45,6 +46,12 @@ def test_a_killed_server_is_started_again_and_sigterm_leaves_nothing(children: C
         wait_serving(up, "train-1", 2)
         assert "train-1 killed by SIGKILL after" in up.output
         assert len(learner.sample(100)["collector"].unique()) == 1
+    fill_at(run_dir, "train-1", 1, 0, 100)
+    example = re.search(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert example is not None
+    told = children.start([sys.executable, "-W", "error", "-c", example[1]], name="example", REPLAY_SERVER_RUN_DIR=str(run_dir))
+    told.wait_for("(100, 100)")
+    assert told.wait() == 0
     up.send_signal(signal.SIGTERM)
     assert up.wait() == 0
     assert "stopping train-0, train-1" in up.output

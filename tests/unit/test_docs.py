@@ -25,6 +25,7 @@ PAGES = (
     "docs/protocol.md",
     "docs/rows.md",
     "docs/sampling.md",
+    "docs/several_gpus.md",
     "docs/status.md",
     "docs/trace.md",
 )
@@ -41,6 +42,8 @@ OTHER_OPTIONS = {
     "--all",
     "--read",
     "--wait",
+    "--gpus",
+    "--cpus",
 }
 OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
