@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 import torch
-from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.endpoints import RANK_VARIABLE, Endpoints
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
 from replay_server_protocol.schema import Schema
 from torch import Tensor
@@ -104,7 +104,8 @@ class MultiLearner:
         if isinstance(servers, str):
             raise InvalidRequest(f"servers={shown(servers)}: a list of names")
         names, deadline = list(servers), Deadline(timeout)
-        own = _own_of(names) if mode == "local" and own is None else own
+        if mode == "local":
+            own = _own_of(names) if own is None else Endpoints.resolve(own, run_dir).name  # fills in {local_rank}
         learner_name = default_name() if name is None else name
         if not isinstance(seed, int):
             raise InvalidRequest(f"seed={shown(seed)}: an integer")
@@ -310,7 +311,7 @@ def _device_for(device: str, batch: Batch) -> torch.device:
 
 def _own_of(names: Sequence[str]) -> str:
     """The server of this process under torchrun."""
-    rank = os.environ.get("LOCAL_RANK", "")
+    rank = os.environ.get(RANK_VARIABLE, "")
     if not rank.isdecimal() or int(rank) >= len(names):
         raise InvalidRequest(f"mode='local' needs own=NAME, or LOCAL_RANK (torchrun sets it) below {len(names)}, the number of servers")
     return names[int(rank)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from replay_server_client import AttachRefused, Learner, MultiLearner
+from support.gpu import warm_up
 from support.markers import is_whole
 from support.processes import Children
 from support.servers import ServerProcess
@@ -23,6 +24,17 @@ needs_two = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, there are {GPU
 
 Start = Callable[..., ServerProcess]
 SIZES = {"g0": 200, "g1": 500}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _every_gpu_is_warm() -> None:
+    """Contexts and the ways between the GPUs: descriptors that stay."""
+    for gpu in range(GPUS):
+        with torch.cuda.device(gpu):
+            warm_up()
+        for other in range(GPUS):
+            torch.zeros(8, device=f"cuda:{gpu}").copy_(torch.ones(8, device=f"cuda:{other}"))
+            torch.cuda.synchronize(gpu)
 
 
 def start_on_gpus(start: Start, *options: str, gpus: tuple[int, ...] = (0, 1)) -> Path:

@@ -70,6 +70,8 @@ def test_stratified_counts_are_fixed_and_local_takes_its_own(start_server: Start
         batch = learner.sample(50)
         assert batch["collector"].unique().tolist() == [1]
         assert list(learner.statistics().shards) == ["s1"]
+    with MultiLearner.connect(list(servers), mode="local", own="s{local_rank}", device="cpu", run_dir=run_dir) as learner:
+        assert list(learner.statistics().shards) == ["s1"]
 
 
 @pytest.mark.slow
