@@ -1,4 +1,4 @@
-"""The command ``replay-server``: serve, status, top, set, stop, trace, doctor, export; peek and dump are in looking.py."""
+"""The command ``replay-server``: serve, up, status, top, set, stop, trace, doctor, export; peek and dump are in looking.py."""
 
 from __future__ import annotations
 
@@ -58,6 +58,28 @@ def _serve(options: argparse.Namespace) -> int:
         server.close()
         signals.ignore()
     return 0
+
+
+def _up(options: argparse.Namespace) -> int:
+    from replay_server.cuda_runtime import CudaRuntime
+    from replay_server.host import HostServers, devices_of, plans_of
+    from replay_server.stop_signals import StopSignals
+
+    given = {f.name: getattr(options, f.name) for f in fields(ServerConfig) if getattr(options, f.name, None) is not None}
+    config = ServerConfig.from_options(dict(given), options.config)
+    if options.cpus is not None and not 1 <= options.cpus <= 64:
+        raise InvalidRequest(f"--cpus {options.cpus}: 1 to 64 servers")
+    devices = ["cpu"] * options.cpus if options.cpus else devices_of(options.gpus, lambda: CudaRuntime.load().device_count())
+    name = Endpoints.resolve(config.name).name
+    texts = {key: text for key, text in given.items() if key not in ("name", "run_dir")}
+    if options.config is not None:
+        texts["config"] = options.config
+    signals = StopSignals()
+    try:
+        plans = plans_of(name, devices, texts)
+        return HostServers(plans, config.run_dir, signals, lambda line: print(f"replay-server: {line}", flush=True)).run()
+    finally:
+        signals.ignore()
 
 
 def _print_plan(config: ServerConfig) -> int:
@@ -179,13 +201,17 @@ def _parser() -> argparse.ArgumentParser:
 
     serve_help = "serve in the foreground until SIGTERM, SIGINT or `replay-server stop`"
     serve = commands.add_parser("serve", help=serve_help, epilog=EXIT_CODES_TEXT, allow_abbrev=False)
-    for option in fields(ServerConfig):
-        help_text = argparse.SUPPRESS if option.metadata["hidden"] else _help_of(option.metadata["help"], option.default)
-        choices, metavar = option.metadata["choices"], option.metadata["metavar"]
-        serve.add_argument(f"--{option.name.replace('_', '-')}", dest=option.name, help=help_text, choices=choices, metavar=metavar)
-    serve.add_argument("--config", metavar="FILE", help="TOML file with the same options; the command line wins")
+    _add_serve_options(serve)
     serve.add_argument("--dry-run", action="store_true", help="print the memory plan, check it, and allocate nothing")
     serve.set_defaults(run=_serve)
+
+    up_help = "serve from every GPU of this host: a server each, NAME-0, NAME-1, …, watched and started again when one dies"
+    up = commands.add_parser("up", help=up_help, epilog=EXIT_CODES_TEXT, allow_abbrev=False)
+    where = up.add_mutually_exclusive_group(required=True)
+    where.add_argument("--gpus", metavar="all|0,1", help="all visible GPUs, or these, by ordinal")
+    where.add_argument("--cpus", type=int, metavar="N", help="N servers with rings in host memory instead, to try things out")
+    _add_serve_options(up, but=("device", "parent_pid", "debug_profile"))
+    up.set_defaults(run=_up)
 
     status = commands.add_parser("status", allow_abbrev=False, help="print the status report", parents=[_reach()])
     status.add_argument("--json", action="store_true", help="the report as JSON (with --watch one line each)")
@@ -236,6 +262,16 @@ def _parser() -> argparse.ArgumentParser:
 
     add_looking(commands, _reach)
     return parser
+
+
+def _add_serve_options(parser: argparse.ArgumentParser, but: Sequence[str] = ()) -> None:
+    for option in fields(ServerConfig):
+        if option.name in but:
+            continue
+        help_text = argparse.SUPPRESS if option.metadata["hidden"] else _help_of(option.metadata["help"], option.default)
+        choices, metavar = option.metadata["choices"], option.metadata["metavar"]
+        parser.add_argument(f"--{option.name.replace('_', '-')}", dest=option.name, help=help_text, choices=choices, metavar=metavar)
+    parser.add_argument("--config", metavar="FILE", help="TOML file with the same options; the command line wins")
 
 
 def _reach(timeout_s: float = 5.0, waits: str = "how long to wait for an answer") -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """The client of replay-server: collectors write rows, learners sample them.
 
-``Learner``, ``Batch`` and ``MixedSampler`` are loaded when they are first named: a collector's process never imports torch.
+``Learner``, ``Batch``, ``MixedSampler`` and ``MultiLearner`` are loaded when they are first named: a collector's process
+never imports torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from replay_server_protocol.errors import (
     SchemaMismatch,
     ServerClosing,
     ServerGone,
+    ShardLost,
 )
 from replay_server_protocol.schema import Field, Schema
 from replay_server_protocol.trace import Trace
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from replay_server_client.batch import Batch
     from replay_server_client.learner import Learner
     from replay_server_client.mixed import MixedSampler
+    from replay_server_client.multi import MultiLearner
 
 __all__ = [
     "AlreadyServing",
@@ -50,6 +53,7 @@ __all__ = [
     "Learner",
     "LentSlot",
     "MixedSampler",
+    "MultiLearner",
     "Observer",
     "ProtocolViolation",
     "ReplayError",
@@ -59,6 +63,7 @@ __all__ = [
     "SchemaMismatch",
     "ServerClosing",
     "ServerGone",
+    "ShardLost",
     "Trace",
 ]
 
@@ -66,6 +71,7 @@ _LOADED_BY_NAME = {
     "Batch": "replay_server_client.batch",
     "Learner": "replay_server_client.learner",
     "MixedSampler": "replay_server_client.mixed",
+    "MultiLearner": "replay_server_client.multi",
 }
 
 

@@ -33,7 +33,7 @@ class BatchBuffer:
 
     ``results`` holds by name, always: ``seqs``, ``indices`` (int64) and ``weights`` (float32) of the n draws; for n-step transitions
     ``n_steps`` (int64), ``discount`` and ``bootstrap`` (float32); for sequences ``row_seqs``, ``row_indices`` (int64), ``mask`` and
-    ``is_first`` (bool), all of (n, length).
+    ``is_first`` (bool), all of (n, length). Where masses are told: ``masses`` (float64) of the n draws, ``mass_sums`` (float64[2]).
     """
 
     def __init__(self, number: int, schema: Schema, request: Request, device: torch.device, *, pin_memory: bool = False) -> None:
@@ -148,6 +148,8 @@ def _parts(request: Request) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         parts |= {"mask": (torch.bool, rows), "is_first": (torch.bool, rows)}
     elif request.n_step > 1:
         parts |= {"n_steps": (torch.int64, n), "discount": (torch.float32, n), "bootstrap": (torch.float32, n)}
+    if request.tells_mass:
+        parts |= {"masses": (torch.float64, n), "mass_sums": (torch.float64, (2,))}
     return dict(sorted(parts.items(), key=lambda part: -part[1][0].itemsize))
 
 

@@ -283,6 +283,10 @@ class Connection:
         else:
             os.close(pidfd)
 
+    def has_server_ended(self) -> bool:
+        """Whether the server's process is known to be gone, without reading the socket; a microsecond."""
+        return self._has_server_ended(0.0)
+
     def _server_has_died(self) -> bool:
         """Asked after every read, so it looks only now and then, and at once after a sleep."""
         now_s = time.monotonic()

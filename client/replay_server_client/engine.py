@@ -40,10 +40,11 @@ _ABANDON_S = 1.0
 class Engine:
     """Drives one conversation. ``attached`` counts sessions."""
 
-    def __init__(self, connection: Connection, device: str, expected: Schema | None) -> None:
+    def __init__(self, connection: Connection, device: str, expected: Schema | None, *, reattaches: bool = True) -> None:
         self.connection = connection
         self.conversation = Conversation(connection, ProvenRing(connection, device, expected))
         self.attached = 0
+        self._reattaches = reattaches
         self._pid = os.getpid()
         self._is_for_one_thread = is_for_one_thread(device)
         self._only_thread = 0
@@ -115,6 +116,8 @@ class Engine:
             while True:
                 self._raise_failure()
                 if not self.connection.is_attached:
+                    if not self._reattaches:
+                        raise ServerGone(self.connection.why_silent())
                     self.attach(deadline)
                 with self._lock:
                     self.conversation.advance()

@@ -118,6 +118,7 @@ class Learner:
         run_id: str | None = None,
         trace: Trace | None = None,
         compile: bool = False,  # noqa: A002 - what torch calls it
+        reattach: bool = True,
     ) -> Self:
         """Attaches; returns as soon as the server answers, before there is a ring.
 
@@ -129,6 +130,8 @@ class Learner:
         With ``compile`` draws and walks are compiled by torch.compile at the first batch of each request: seconds, once in a process for
         each shape, for fewer kernels a batch. The rows are the same; weights, and the rewards of n-step rows, may differ in the last
         digits. Where compiling fails a RuntimeWarning says why, and they run as without.
+
+        With ``reattach=False`` a lost server is not waited for: ServerGone at once, and from then on.
 
         On mps there is no background thread: ``progress()`` and ``sample()`` do all the work, from one thread alone, and ``sample()`` waits
         for its batch where ``progress()`` was not called. That path has not been run on Apple hardware.
@@ -147,10 +150,10 @@ class Learner:
             check_name(run_id, "run_id")
         if trace is not None and not isinstance(trace, Trace):
             raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
-        learner_name = check_name(_default_name() if name is None else name, "learner name")
+        learner_name = check_name(default_name() if name is None else name, "learner name")
         hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"learner {learner_name}")
-        engine = Engine(connection, device, schema)
+        engine = Engine(connection, device, schema, reattaches=reattach)
         try:
             engine.attach(Deadline(timeout))
             engine.start()
@@ -228,6 +231,16 @@ class Learner:
         """
         request = Request.sequences(n, length=length, burn_in=burn_in, stride=stride, crosses_episodes=crosses_episodes, **options)
         return self._sampler_of(request).sample(min_committed=min_committed, timeout=timeout, alpha=alpha, beta=beta)
+
+    @property
+    def generation(self) -> int | None:
+        """That of the server's life this learner is attached to; None once that was seen to have ended."""
+        connection = self._engine.connection
+        return connection.generation if connection.is_attached and not connection.has_server_ended() else None
+
+    def sampler_for(self, request: Request) -> Sampler:
+        """As ``sampler``, of a request that was checked before."""
+        return self._make_sampler(request)
 
     def sampler(self, n: int, *, n_step: int = 1, gamma: float = 0.99, **options: Unpack[RequestOptions]) -> Sampler:
         """A request with batch buffers and request numbers of its own, which it keeps until the learner is closed or dropped."""
@@ -387,7 +400,8 @@ class Learner:
         return sampler
 
 
-def _default_name() -> str:
+def default_name() -> str:
+    """A learner's name where none is given."""
     rank = os.environ.get("RANK", "")
     return f"rank{rank}" if rank.isdecimal() else "learner"
 

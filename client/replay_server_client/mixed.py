@@ -6,32 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from replay_server_protocol.errors import InvalidRequest, SchemaMismatch
-from torch import Tensor
+from replay_server_protocol.errors import InvalidRequest
 
-from replay_server_client.batch import Batch
-from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.deadline import Deadline
+from replay_server_client.joint import Joint, MixedBatch
+from replay_server_client.router import largest_remainder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from replay_server_client.sampler import Sampler
-
-_BUFFERS = 2
-
-
-class MixedBatch(Batch):
-    """Rows of several batches, one part after the other, in memory of its own. ``parts`` says which rows came from which batch.
-
-    ``window`` and ``number`` are those of the first part; each part's batch has its own.
-    """
-
-    __slots__ = ("parts",)
-
-    def __init__(self, memory: BatchBuffer, parts: Sequence[tuple[Batch, slice]]) -> None:
-        first = parts[0][0]
-        super().__init__(memory, first.number, first.window)
-        self.parts = tuple(parts)
 
 
 class MixedSampler:
@@ -50,8 +34,7 @@ class MixedSampler:
             raise InvalidRequest("a mixed batch is made from two or more samplers with one n, n_step, gamma, length and burn_in")
         self._n = self._samplers[0].request.n
         self._owed = [0.0] * len(self._samplers)
-        self._memories: list[BatchBuffer] = []
-        self._turn = 0
+        self._joint = Joint()
         self._last: MixedBatch | None = None
 
     def sample(self, *, shares: Sequence[float] | None = None, timeout: float | None = 5.0) -> MixedBatch:
@@ -73,55 +56,17 @@ class MixedSampler:
                 left_s = None if timeout is None else deadline.remaining_s
                 taken.append((sampler.sample(timeout=left_s), count))
         self._owed = [owed + self._n * share - count for owed, share, count in zip(self._owed, self._shares, counts, strict=True)]
-        self._last = self._join(taken)
+        self._last = MixedBatch(*self._joint.join(taken))
         return self._last
 
     def update_priorities(self, batch: MixedBatch, priorities: Tensor | Sequence[float]) -> None:
         """As ``Learner.update_priorities``, for the parts that were drawn by priority; ``[n]`` values in the order of the batch."""
-        batch.memory()
-        given = torch.as_tensor(priorities)
-        if given.numel() != self._n:
-            raise InvalidRequest(f"priorities {list(given.shape)}: one for each of {self._n:,} draws is right")
-        for part, rows in batch.parts:
-            if part.memory().request.is_by_priority:
-                part.memory().write_back.write_priorities(given.reshape(-1)[rows])
-
-    def _join(self, taken: Sequence[tuple[Batch, int]]) -> MixedBatch:
-        """Copies the rows together, on the current stream."""
-        memory = self._memory_like(taken[0][0].memory())
-        self._turn = (self._turn + 1) % _BUFFERS
-        parts, start, rows_each = [], 0, memory.request.rows // self._n
-        for batch, count in taken:
-            source, end = batch.memory(), start + count
-            if source.schema != memory.schema or source.rows.device != memory.rows.device:
-                raise SchemaMismatch(
-                    f"a mixed batch has rows of one schema on one device: {memory.schema.differences(source.schema) or source.rows.device}"
-                )
-            memory.rows[start * rows_each : end * rows_each].copy_(source.rows[: count * rows_each])
-            for name, result in memory.results.items():
-                result[start:end].copy_(source.results[name][:count])
-            parts.append((batch, slice(start, end)))
-            start = end
-        return MixedBatch(memory, parts)
-
-    def _memory_like(self, source: BatchBuffer) -> BatchBuffer:
-        if not self._memories or self._memories[0].schema != source.schema:
-            device = torch.device(source.rows.device)
-            self._memories = [BatchBuffer(number, source.schema, source.request, device) for number in range(_BUFFERS)]
-        return self._memories[self._turn]
+        batch.write_priorities(priorities)
 
     def _rows_of_parts(self) -> list[int]:
         """Whole rows that sum up to n; what is missing goes to the parts that are owed most."""
-        due = [owed + self._n * share for owed, share in zip(self._owed, self._shares, strict=True)]
-        counts = [max(0, math.floor(rows)) if share else 0 for rows, share in zip(due, self._shares, strict=True)]
-        order = sorted(range(len(due)), key=lambda part: counts[part] - due[part])
-        order = [part for part in order if self._shares[part]]
-        missing = self._n - sum(counts)
-        for turn in range(missing):
-            counts[order[turn % len(order)]] += 1
-        for _ in range(-missing):
-            counts[max(filter(counts.__getitem__, order), key=lambda part: counts[part] - due[part])] -= 1
-        return counts
+        due = [owed + self._n * share if share else 0.0 for owed, share in zip(self._owed, self._shares, strict=True)]
+        return largest_remainder(due, self._n)
 
     def _check_shares(self, shares: Sequence[float]) -> list[float]:
         if len(shares) != len(self._samplers) or not all(math.isfinite(share) and share >= 0 for share in shares) or not sum(shares) > 0:

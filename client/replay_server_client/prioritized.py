@@ -38,18 +38,22 @@ _NO_VALUE = -1.0
 _BELOW_1 = 1 - 2.0**-53
 _LEAST = torch.finfo(torch.float64).tiny
 
-Draws = tuple[Tensor, Tensor, Tensor, Tensor]
-"""seqs and ring indices (int64[n]), weights (float32[n]), whether every row had 0 (bool without a dimension)."""
+Draws = tuple[Tensor, ...]
+"""seqs and ring indices (int64[n]), weights (float32[n]), whether every row had 0 (bool without a dimension). With ``tells_mass`` also
+``p`` of each draw (float64[n]), and the sum of ``p`` over the window with the smallest one above 0 in it, or inf (float64[2])."""
 
 
 class PriorityDraw:
     """Prioritized draws of ``n`` rows, one for each batch buffer. ``function`` stands for ``prioritized``.
 
-    ``all_zero``, int64 on the device, counts the draws that fell back to uniform because nothing had a priority above 0.
+    ``all_zero``, int64 on the device, counts the draws that fell back to uniform because nothing had a priority above 0. ``masses`` and
+    ``sums`` take what ``Draws`` tells of masses, where they are given: a batch of several shards is weighted by all of theirs.
     """
 
     def __init__(self, device: torch.device, function: Callable[..., Draws] | None = None) -> None:
         self.all_zero = torch.zeros((), dtype=torch.int64, device=device)
+        self.masses: Tensor | None = None
+        self.sums: Tensor | None = None
         self._function = function or prioritized
 
     def draw(
@@ -61,14 +65,26 @@ class PriorityDraw:
         multiplied by 2^(-age / half_life_rows), as in ``draw_recent``. Where the sum is 0, and where alpha is 0 without a half-life, the
         rows are those of ``draw_uniform``, all weights 1.
         """
-        found = self._function(drawn.parameters, drawn.counters, column.records, alpha, beta, half_life_rows, ring_rows=ring_rows)
+        more = {"tells_mass": True} if self.masses is not None else {}
+        found = self._function(drawn.parameters, drawn.counters, column.records, alpha, beta, half_life_rows, ring_rows=ring_rows, **more)
         for fixed, result in zip((drawn.seqs, drawn.indices, drawn.weights), found, strict=False):
             fixed.copy_(result)
+        if self.masses is not None and self.sums is not None:
+            self.masses.copy_(found[4])
+            self.sums.copy_(found[5])
         self.all_zero.add_(found[3])
 
 
 def prioritized(
-    parameters: Tensor, counters: Tensor, records: Tensor, alpha: Tensor, beta: Tensor, half_life_rows: Tensor | None, *, ring_rows: int
+    parameters: Tensor,
+    counters: Tensor,
+    records: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    half_life_rows: Tensor | None,
+    *,
+    ring_rows: int,
+    tells_mass: bool = False,
 ) -> Draws:
     """Laps are read with values, twice: what a learner writes meanwhile, or an old lap's late write, gives this one draw another value."""
     key, tail, size = parameters[:3].unbind()
@@ -81,6 +97,7 @@ def prioritized(
     spans = torch.nn.functional.pad(sums, (0, -len(sums) % _SPAN_BLOCKS)).view(-1, _SPAN_BLOCKS)
     cumulative = torch.cumsum(spans.sum(1), 0)
     total = cumulative[-1]
+    least = _least(rows, absent_mass, block_rows) if tells_mass else total
 
     hashes = hash_of(counters, key)
     targets = units_of(hashes) * (total * 2.0**-UNIT_BITS)  # below the total for every u, so each is found at a span that adds to it
@@ -100,7 +117,8 @@ def prioritized(
     # Only a row that the scan's rounding chose has no mass: a weight may be wrong, never NaN. Those of a uniform draw come out as 1.
     chosen = masses.gather(1, within[:, None])[:, 0].clamp(min=_LEAST)
     weights = torch.pow(chosen.amin() / chosen, beta).float()
-    return seqs, seqs % ring_rows, weights, is_zero
+    drawn = seqs, seqs % ring_rows, weights, is_zero
+    return (*drawn, chosen, torch.stack((total, least))) if tells_mass else drawn
 
 
 class _Rows(NamedTuple):
@@ -129,6 +147,16 @@ def _rows_at(
     ages = torch.where(is_second_part, end - ring_rows, end) - 1 - places
     factors = torch.where(has_record | is_absent, torch.exp2(-ages / half_life_rows), 0.0)
     return _Rows(values, masses * factors, is_absent * factors)
+
+
+def _least(rows: _Rows, absent_mass: Tensor, block_rows: int) -> Tensor:
+    """The smallest mass above 0; inf where there is none."""
+    both = (_by_block(_least_positive, masses, block_rows).amin() for masses in (rows.masses, rows.absent * absent_mass))
+    return torch.minimum(*both).double()
+
+
+def _least_positive(masses: Tensor) -> Tensor:
+    return torch.where(masses > 0, masses, torch.inf).amin(1)
 
 
 def _find(masses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

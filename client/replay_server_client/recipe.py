@@ -74,6 +74,7 @@ class Recipe:
             column = self._ring.priorities()
             draw = PriorityDraw(drawn.seqs.device, self._how(prioritized))
             draw.all_zero = self._memory.write_back.counts[ALL_ZERO]
+            draw.masses, draw.sums = self._memory.results.get("masses"), self._memory.results.get("mass_sums")
             return partial(draw.draw, drawn, ring_rows, column, drawn.parameter("alpha"), drawn.parameter("beta"), half_life)
         if half_life is not None:
             return partial(draw_recent, drawn, ring_rows, half_life, self._how(recent))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TypedDict, TypeGuard, Unpack
 
@@ -54,6 +54,7 @@ class Request:
     burn_in: int = 0
     stride: int = 1
     crosses_episodes: bool = False
+    tells_mass: bool = False  # by priority: each draw's mass, and the window's sum and least, for weights over several shards
 
     @classmethod
     def transitions(cls, n: int, *, n_step: int = 1, gamma: float = 0.99, **options: Unpack[RequestOptions]) -> Request:
@@ -111,6 +112,11 @@ class Request:
 
     def describe(self) -> str:
         return f"sequences({self.n:,}, length={self.length:,})" if self.length else f"sample({self.n:,})"
+
+
+def with_masses(request: Request) -> Request:
+    """The same request by priority, whose draws tell their masses too."""
+    return replace(request, tells_mass=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,11 @@ class Sampler:
             raise InvalidRequest(f"min_committed={shown(min_committed)}: a seq, at least 0")
         self._engine.act(lambda: self._raise_expectation(min_committed))
 
+    @property
+    def beta(self) -> float:
+        """The exponent of importance weights now."""
+        return self._beta
+
     def has_lent(self, batch: Batch) -> bool:
         """Whether ``batch`` is this sampler's last one, not given back yet."""
         return self._lent is not None and self._lent[0] is batch

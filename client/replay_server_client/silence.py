@@ -19,6 +19,12 @@ def why_nobody_answers(endpoints: Endpoints, waited_s: float) -> str:
     )
 
 
+def is_held(endpoints: Endpoints) -> bool:
+    """Whether a living process holds the name, as its lock file says; cheap where there is none."""
+    holder = _holder_of(endpoints)
+    return holder is not None and holder.is_alive()
+
+
 def why_silent(name: str, server: ProcessIdentity) -> str:
     """Of a server that a client is attached to."""
     if server.is_stopped():

@@ -80,6 +80,12 @@ class ServerClosing(ServerGone):
     code = "server_closing"
 
 
+class ShardLost(ServerGone):
+    """A shard that took part is gone, and sampling may not (``on_loss="raise"``) or can not go on without it; details: ``shard``."""
+
+    code = "shard_lost"
+
+
 class AttachRefused(ReplayError):
     """The server or the client itself refused a session (clock, device, name, run, limit); the message names the remedy."""
 
@@ -147,6 +153,7 @@ by_code: dict[str, type[ReplayError]] = {
         ReplayTimeout,
         ServerGone,
         ServerClosing,
+        ShardLost,
         AttachRefused,
         SchemaMismatch,
         BudgetExceeded,

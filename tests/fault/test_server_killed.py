@@ -65,6 +65,27 @@ def test_collectors_and_learner_go_on_without_a_restart_of_their_own(children: C
     assert list(crash_dir.iterdir()) == []
 
 
+def test_a_learner_that_shall_not_attach_again_raises_at_once_and_stays_lost(children: Children, crash_dir: Path) -> None:
+    server = spawn_server(children, crash_dir, *OPTIONS)
+    with (
+        Collector.connect(server.name, schema=MARKERS, run_dir=crash_dir) as collector,
+        Learner.connect(server.name, device="cpu", run_dir=crash_dir, reattach=False) as learner,
+    ):
+        collector.write(marker_steps(0, 1, 0, 50))
+        collector.flush()
+        learner.sample(8)
+        assert learner.generation == report_of(server)["generation"]
+        server = restart(children, server)
+        assert learner.generation is None
+        for _ in range(3):
+            begun = time.monotonic()
+            with pytest.raises(ServerGone):
+                while True:
+                    learner.sample(8)
+            assert time.monotonic() - begun < 1
+    assert server.stop() == 0
+
+
 def test_rows_in_flight_are_counted_as_lost_by_client_and_server(children: Children, crash_dir: Path) -> None:
     slow = ("--capacity", "100", "--slot-rows", "16", "--debug-copy-delay", "30")
     server = spawn_server(children, crash_dir, *slow)

@@ -26,6 +26,7 @@ PAGES = (
     "docs/protocol.md",
     "docs/rows.md",
     "docs/sampling.md",
+    "docs/several_gpus.md",
     "docs/status.md",
     "docs/trace.md",
 )
@@ -46,6 +47,8 @@ OTHER_OPTIONS = {
     "--seqs",
     "--episode-of",
     "--fields",
+    "--gpus",
+    "--cpus",
 }
 OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")

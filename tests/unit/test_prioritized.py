@@ -297,3 +297,30 @@ def test_draw_reads_no_value_on_the_host(half_life: Tensor | None) -> None:
     drawn, one = Drawn.of(16, meta), torch.ones((), dtype=torch.float64, device=meta)
     PriorityDraw(meta).draw(drawn, 5000, column, one, one, half_life)
     assert drawn.seqs.shape == (16,)
+
+
+@pytest.mark.parametrize("half_life_rows", [None, 7.0])
+def test_told_masses_are_those_of_the_draws_their_sum_and_the_least_above_0(half_life_rows: float | None) -> None:
+    ring = Ring(300, tail=450, size=200).fill(lambda seq: float(seq % 5))
+    for seq in range(460, 500, 3):
+        ring.set(seq, 1e9, lap=1)  # absent: counts as the largest
+    by = PriorityDraw(CPU)
+    by.masses, by.sums = torch.zeros(64, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    drawn = Drawn.of(64, CPU)
+    drawn.parameters[:3] = torch.tensor((1, ring.tail, ring.size))
+    alpha, beta = (torch.tensor(number, dtype=torch.float64) for number in (1.5, 0.5))
+    age = None if half_life_rows is None else torch.tensor(half_life_rows, dtype=torch.float64)
+    by.draw(drawn, ring.ring_rows, ring.column, alpha, beta, age)
+    masses = ring.masses(1.5, half_life_rows)
+    np.testing.assert_allclose(by.masses.numpy(), masses[drawn.seqs.numpy() - ring.tail], rtol=1e-5)
+    np.testing.assert_allclose(by.sums.numpy(), [masses.sum(), masses[masses > 0].min()], rtol=1e-5)
+
+
+def test_the_least_mass_of_nothing_but_zeros_is_infinite() -> None:
+    ring = Ring(100, tail=0, size=50).fill(lambda seq: 0.0)
+    by = PriorityDraw(CPU)
+    by.masses, by.sums = torch.zeros(4, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    drawn = Drawn.of(4, CPU)
+    drawn.parameters[:3] = torch.tensor((1, 0, 50))
+    by.draw(drawn, 100, ring.column, torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64))
+    assert by.sums.tolist() == [0.0, math.inf]
