@@ -29,6 +29,15 @@ PAGES = (
     "docs/several_gpus.md",
     "docs/status.md",
     "docs/trace.md",
+    "docs/index.md",
+    "docs/tutorial.md",
+    "docs/reasons.md",
+    "docs/comparison.md",
+    *(
+        f"docs/{page.parent.name}/{page.name}"
+        for folder in ("how-to", "reference")
+        for page in sorted((CHECKOUT / "docs" / folder).glob("*.md"))
+    ),
 )
 OTHER_OPTIONS = {
     "--config",
@@ -106,3 +115,17 @@ def test_the_readme_tells_every_exit_code() -> None:
 
 def digits(text: str) -> Iterator[str]:
     return (digit for digit in text if digit.isdigit())
+
+
+def test_every_text_of_the_troubleshooting_page_is_one_the_code_says() -> None:
+    folders = ("replay_server", "client", "protocol")
+    code = "\n".join(path.read_text("utf-8") for folder in folders for path in sorted((CHECKOUT / folder).rglob("*.py")))
+    quoted = re.findall(r"^\| `([^`]+)` \|", page_text("docs/how-to/troubleshooting.md"), re.MULTILINE)
+    assert len(quoted) > 20
+    assert [part for text in quoted for part in text.split(" … ") if part not in code] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (CHECKOUT / "scripts/site/mkdocs.yml").read_text("utf-8").partition("nav:")[2]
+    pages = [str(page.relative_to(CHECKOUT / "docs")) for page in (CHECKOUT / "docs").rglob("*.md")]
+    assert [page for page in pages if f": {page}" not in navigation] == []
