@@ -1,4 +1,4 @@
-"""A DQN on CartPole of one's own, on a server of its own: the tutorial's program. python scripts/tutorial_agent.py [updates]"""
+"""A double DQN on CartPole of one's own, on a server of its own: the tutorial's program. python scripts/tutorial_agent.py [updates]"""
 
 from __future__ import annotations
 
@@ -45,22 +45,26 @@ def collect_until_the_end() -> None:
 # --8<-- [start:learn]
 def learn(updates: int) -> torch.nn.Module:
     network, target = (torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2)) for _ in range(2))
+    target.load_state_dict(network.state_dict())
     optimizer = torch.optim.Adam(network.parameters(), 5e-4)
     with Learner.connect(seed=1) as learner:
         learner.wait_ready(timeout=60)
         for update in range(updates):
-            if update % 250 == 0:
-                target.load_state_dict(network.state_dict())
+            if update % 100 == 0:
                 learner.post("policy", {name: weights.numpy() for name, weights in network.state_dict().items()})
             batch = learner.sample(128, timeout=30)
             chosen = network(batch["obs"]).gather(1, batch["action"].long().unsqueeze(1)).squeeze(1)
             with torch.no_grad():
-                future = target(batch["next_obs"]).max(1).values
+                best = network(batch["next_obs"]).argmax(1, keepdim=True)
+                future = target(batch["next_obs"]).gather(1, best).squeeze(1)
                 goal = batch["reward"] + 0.99 * future * ~batch["terminated"]
             loss = torch.nn.functional.smooth_l1_loss(chosen, goal)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            with torch.no_grad():
+                for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
+                    slow.lerp_(fast, 0.005)
     return network
     # --8<-- [end:learn]
 
@@ -80,8 +84,8 @@ def mean_return(network: torch.nn.Module, episodes: int = 10) -> float:
 
 # --8<-- [start:run]
 def main() -> int:
-    updates = int(sys.argv[1]) if len(sys.argv) > 1 else 25_000
-    with ReplayServer.spawn(capacity=50_000, device="cpu", learning_starts=1_000, samples_per_insert=64, tolerance=20_000) as server:
+    updates = int(sys.argv[1]) if len(sys.argv) > 1 else 15_000
+    with ReplayServer.spawn(capacity=50_000, device="cpu", learning_starts=1_000, samples_per_insert=32, tolerance=20_000) as server:
         print(f"watch it: replay-server top --name {server.name} --run-dir {server.run_dir}", flush=True)
         collector = multiprocessing.get_context("spawn").Process(target=collect_until_the_end)
         collector.start()
