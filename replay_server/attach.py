@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import time
 from pathlib import Path
 
-from replay_server_protocol.errors import AttachRefused, BudgetExceeded, InvalidRequest, ReplayError, SchemaMismatch, ServerClosing
+from replay_server_protocol.errors import (
+    AttachRefused,
+    BudgetExceeded,
+    DeviceError,
+    InvalidRequest,
+    ReplayError,
+    SchemaMismatch,
+    ServerClosing,
+)
 from replay_server_protocol.messages import (
     MAX_TEXT,
     PROTOCOL_VERSION,
@@ -209,12 +218,11 @@ class AttachDesk:
     def restore(self) -> bool:
         """One more block of the snapshot that is being restored; False when there is none. Raises InvalidRequest when it is damaged."""
         restoration, replay = self._restoration, self._replay
-        if restoration is None:
-            return False
-        if replay.phase is Phase.CLOSING:
+        if restoration is None or replay.phase is Phase.CLOSING:
             return False
         if restoration.step():
-            self.stop_restoring()
+            self._restoration = None
+            restoration.close()
             self._open(restoration.store)
             for collector in replay.sessions.of(CollectorSession):
                 self._serve_collector(collector)
@@ -222,12 +230,12 @@ class AttachDesk:
         return True
 
     def stop_restoring(self) -> None:
-        """Lets go of the snapshot, and of the ring unless it is open."""
+        """Lets go of a snapshot that is half restored, and of its ring: the memory first, so that no copy is under way any more."""
         restoration, self._restoration = self._restoration, None
         if restoration is not None:
-            restoration.close()
-            if restoration.share < 1:
+            with contextlib.suppress(DeviceError):
                 restoration.store.memory.close()
+            restoration.close()
 
     def _open(self, store: Store) -> None:
         replay = self._replay

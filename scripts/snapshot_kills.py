@@ -50,7 +50,7 @@ def main() -> int:
         finally:
             stop.set()
             writer.join()
-    print(f"{options.kills} kills, seed {options.seed}: " + ", ".join(f"{what} {n}" for what, n in sorted(found.items())))
+    print(f"seed {options.seed}: " + ", ".join(f"{what} {n}" for what, n in found.items()))
     return 1 if any(what.startswith("WRONG") for what in found) else 0
 
 
@@ -66,17 +66,21 @@ def write_until(collector: Collector, stop: threading.Event) -> None:
 
 def kill_often(server: ReplayServer, folder: Path, kills: int, chance: random.Random) -> Counter[str]:
     found: Counter[str] = Counter()
-    whole_s, writing_s = run(server, folder, None, from_start=False)
-    for number in range(kills):
+    whole_s, writing_s, _ = run(server, folder, None, from_start=False)
+    while found["killed"] < kills:
+        number = found["killed"] + found["ended before its kill"]
         begun = sum((path / MANIFEST).exists() for path in numbered(folder))
         before = newest(folder).path.name
         from_start = number % 10 == 9
-        run(server, folder, chance.uniform(0.0, whole_s if from_start else 1.2 * writing_s), from_start=from_start)
+        _, _, is_killed = run(server, folder, chance.uniform(0.0, whole_s if from_start else 1.2 * writing_s), from_start=from_start)
         half = sum(not (path / MANIFEST).exists() for path in numbered(folder))
         wrong = what_is_wrong(folder, before, begun)
         after = newest(folder)
-        kind = "killed half-way" if half else "killed before it wrote"
-        found["whole before the kill" if after.path.name != before else kind] += 1
+        found["killed" if is_killed else "ended before its kill"] += 1
+        if is_killed:
+            found[
+                "of them half-way" if half else "of them after the rename" if after.path.name != before else "of them before the first file"
+            ] += 1
         if wrong:
             found[f"WRONG: {wrong}"] += 1
         rows = after.committed - after.tail
@@ -86,22 +90,23 @@ def kill_often(server: ReplayServer, folder: Path, kills: int, chance: random.Ra
     return found
 
 
-def run(server: ReplayServer, folder: Path, kill_after_s: float | None, *, from_start: bool) -> tuple[float, float]:
-    """One snapshot command, killed so long after its start or its folder's appearance; returns the seconds since either."""
+def run(server: ReplayServer, folder: Path, kill_after_s: float | None, *, from_start: bool) -> tuple[float, float, bool]:
+    """One snapshot command, killed so long after its start or its folder's appearance; returns the seconds since either, and
+    whether it was."""
     before, begin_s = set(numbered(folder)) if folder.exists() else set(), time.monotonic()
     command = [sys.executable, "-m", "replay_server", "snapshot", str(folder), "--keep", "2", "--background"]
     child = subprocess.Popen([*command, "--name", server.name, "--run-dir", server.run_dir])
     while not from_start and child.poll() is None and not set(numbered(folder)) - before:
         time.sleep(0.0005)
-    appeared_s = time.monotonic()
+    appeared_s, is_killed = time.monotonic(), False
     try:
         status = child.wait(kill_after_s)
         if status:
             raise SystemExit(f"a snapshot that nobody killed ended with {status}")
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGKILL)
-        child.wait()
-    return time.monotonic() - begin_s, time.monotonic() - appeared_s
+        is_killed = child.wait() == -signal.SIGKILL
+    return time.monotonic() - begin_s, time.monotonic() - appeared_s, is_killed
 
 
 def what_is_wrong(folder: Path, before: str, begun: int) -> str | None:

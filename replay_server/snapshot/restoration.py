@@ -44,14 +44,15 @@ class Restoration:
         self._first_seq = max(manifest.tail, manifest.committed - store.ring.capacity)
         self._done_rows = 0
         self._begin_s = time.monotonic()
-        self._held = contextlib.ExitStack()
-        if not hold(manifest.path, self._held):
-            raise InvalidRequest(f"{manifest.path} is being deleted, as older than those that are kept; restore a newer one")
         layout = store.plan.layout
         self._half_bytes = align(max(HALF_BYTES, layout.bytes_per_row + _ALIGNING_BYTES))
         half_rows = (self._half_bytes - _ALIGNING_BYTES) // layout.bytes_per_row
-        self._bounce = _Bounce(replay, store, self._half_bytes)
-        self._held.callback(self._bounce.close)
+        with contextlib.ExitStack() as held:
+            if not hold(manifest.path, held):
+                raise InvalidRequest(f"{manifest.path} is being deleted, as older than those that are kept; restore a newer one")
+            self._bounce = _Bounce(replay, store, self._half_bytes)
+            held.callback(self._bounce.close)
+            self._held = held.pop_all()
         self._tickets = [0] * _HALVES  # by half: the ticket that its last copies belong to
         self._submitted = 0
         self._blocks: Iterator[Block] | None = blocks(manifest, self._first_seq, half_rows)

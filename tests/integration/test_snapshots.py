@@ -177,6 +177,28 @@ def test_the_snapshots_options_hold_unless_others_are_given_and_differences_are_
     assert "lease is" not in restored.child.output
 
 
+def test_while_it_is_being_restored_the_phase_tells_how_far_and_clients_wait(start_server: Start, tmp_path: Path) -> None:
+    server = start_server("--capacity", "200", "--slot-rows", "16")
+    write(server, LINKED, 150)
+    snapshot(server, tmp_path / "kept")
+    restored = start_server("--restore", str(tmp_path / "kept"), "--debug-copy-delay", "1")
+    assert re.fullmatch(r"restoring [0-9]+%", report(restored)["phase"])
+    with Observer.connect(restored.name, run_dir=restored.run_dir) as observer:
+        with pytest.raises(TimeoutError, match=r"being restored from .*: [0-9]+%"):
+            observer.ring(timeout=0.1)
+        assert observer.window() == (0, 150)
+    fields, _, _ = held(restored)
+    assert_same(fields, bits(LINKED, 0, 150))
+    assert report(restored)["phase"] == "serving"
+
+
+def test_stopped_while_it_is_being_restored_it_ends_in_good_order(start_server: Start, tmp_path: Path) -> None:
+    server = start_server("--capacity", "200", "--slot-rows", "16")
+    write(server, LINKED, 150)
+    snapshot(server, tmp_path / "kept")
+    assert start_server("--restore", str(tmp_path / "kept"), "--debug-copy-delay", "5").stop() == 0
+
+
 def test_keep_leaves_the_newest_and_the_number_rises(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     for n in range(4):
@@ -320,3 +342,20 @@ def test_spawned_elsewhere_a_killed_server_is_outlived(children: Children, crash
     fields, _, _ = held(restored)
     assert_same(fields, bits(LINKED, 0, 150))
     assert restored.stop() == 0
+
+
+def test_killed_at_seeded_points_the_newest_snapshot_is_always_whole() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "snapshot_kills.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--kills", "4", "--seed", "3"], capture_output=True, text=True, check=False, timeout=90
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed 4" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_at_two_hundred_seeded_points_the_newest_snapshot_is_always_whole() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "snapshot_kills.py"
+    done = subprocess.run([sys.executable, str(script), "--kills", "200"], capture_output=True, text=True, check=False, timeout=550)
+    assert done.returncode == 0, done.stdout + done.stderr
