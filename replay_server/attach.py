@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import time
+from pathlib import Path
 
-from replay_server_protocol.errors import AttachRefused, BudgetExceeded, InvalidRequest, ReplayError, SchemaMismatch, ServerClosing
+from replay_server_protocol.errors import (
+    AttachRefused,
+    BudgetExceeded,
+    DeviceError,
+    InvalidRequest,
+    ReplayError,
+    SchemaMismatch,
+    ServerClosing,
+)
 from replay_server_protocol.messages import (
     MAX_TEXT,
     PROTOCOL_VERSION,
@@ -32,7 +42,9 @@ from replay_server.credit import Credits
 from replay_server.descriptors import check_descriptors
 from replay_server.replay import Phase, Replay, Store
 from replay_server.run_directory import RingHolder
+from replay_server.saved.manifest import Manifest
 from replay_server.sessions import CollectorSession, MappingSession, Session
+from replay_server.snapshot.restoration import Restoration
 from replay_server.storage import PROOF_BYTES
 from replay_server.store import finite_fields, make_store
 
@@ -54,6 +66,7 @@ class AttachDesk:
         self._tell_refused_at_s = 0.0
         self._untold = 0
         self._proofs = 0
+        self._restoration: Restoration | None = None
 
     def greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
         """Answers HELLO: a session and what follows for its role, or a typed refusal. A repeated HELLO gets the same answer again."""
@@ -187,14 +200,49 @@ class AttachDesk:
             self._pending_schema = schema
 
     def make_ring(self, schema: Schema, lanes: int) -> Store:
-        """Makes the store and tells every learner and observer that waits for it."""
+        """Makes the store. Clients that wait for it are told at once, or with ``--restore`` when it is full."""
         replay = self._replay
-        replay.store = make_store(replay, schema, lanes)
-        replay.phase = Phase.SERVING
+        store = make_store(replay, schema, lanes)
         self._memory_wait_ends_s = None
+        if replay.config.restore is None:
+            self._open(store)
+            return store
+        try:
+            self._restoration = Restoration(replay, store, Manifest.load(Path(replay.config.restore)))
+        except BaseException:
+            store.memory.close()
+            raise
+        replay.phase = Phase.RESTORING
+        return store
+
+    def restore(self) -> bool:
+        """One more block of the snapshot that is being restored; False when there is none. Raises InvalidRequest when it is damaged."""
+        restoration, replay = self._restoration, self._replay
+        if restoration is None or replay.phase is Phase.CLOSING:
+            return False
+        if restoration.step():
+            self._restoration = None
+            restoration.close()
+            self._open(restoration.store)
+            for collector in replay.sessions.of(CollectorSession):
+                self._serve_collector(collector)
+        replay.restored_share = restoration.share
+        return True
+
+    def stop_restoring(self) -> None:
+        """Lets go of a snapshot that is half restored, and of its ring: the memory first, so that no copy is under way any more."""
+        restoration, self._restoration = self._restoration, None
+        if restoration is not None:
+            with contextlib.suppress(DeviceError):
+                restoration.store.memory.close()
+            restoration.close()
+
+    def _open(self, store: Store) -> None:
+        replay = self._replay
+        replay.store = store
+        replay.phase = Phase.SERVING
         for client in replay.sessions.of(MappingSession):
             self._show_ring(client)
-        return replay.store
 
     def why_no_ring(self) -> str:
         """What a client waits for that has no ring yet."""
@@ -202,6 +250,8 @@ class AttachDesk:
         if self._replay.phase is Phase.WAITING_FOR_MEMORY and holders:
             names = ", ".join(f"learner {h.name!r} (pid {h.pid})" for h in holders)
             return f"memory is still held by an earlier generation's ring: {names}; it lets go when it next calls, or ends"
+        if self._replay.phase is Phase.RESTORING:
+            return f"the ring is being restored from {self._replay.config.restore}: {self._replay.restored_share:.0%}"
         return "there is no schema yet: no collector has attached, and the server was started without --schema"
 
     def _check(self, hello: Hello) -> None:
@@ -252,8 +302,8 @@ class AttachDesk:
         replay = self._replay
         try:
             schema = Schema.from_wire(session.hello.schema)
-            if self._pending_schema is not None:
-                return  # the ring of --schema comes first
+            if self._pending_schema is not None or self._restoration is not None:
+                return  # the ring of --schema or --restore comes first
             store = replay.store or self.make_ring(schema, session.hello.lanes)
             self._lend_segment(session, schema, store)
         except BudgetExceeded as error:

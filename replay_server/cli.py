@@ -1,4 +1,4 @@
-"""The command ``replay-server``: serve, up, status, top, set, stop, trace, doctor, export; peek and dump are in looking.py."""
+"""The command ``replay-server``: serve, up, status, top, set, stop, trace, doctor, export; others are in files of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ReplayError
@@ -16,7 +17,12 @@ from replay_server_protocol.errors import InvalidRequest, ReplayError
 from replay_server import __version__
 from replay_server.config import ServerConfig
 from replay_server.exit_codes import EXIT_CODES_TEXT, UNSOUND, exit_code_of
+from replay_server.loading import add_command as add_load
 from replay_server.looking import add_commands as add_looking
+from replay_server.saved.manifest import Manifest
+from replay_server.snapshots import add_command as add_snapshot
+
+log = logging.getLogger("replay_server")
 
 _LONGEST_INTERVAL_S = 86_400
 _SHORTEST_INTERVAL_S = 0.05
@@ -48,6 +54,9 @@ def _serve(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _print_plan(config)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", handlers=[LogLines()])
+    if config.restore is not None:
+        for difference in config.differences(Manifest.load(Path(config.restore))):
+            log.info("--restore %s: %s", config.restore, difference)
     raise_limit()
     logging.raiseExceptions = False  # a log pipe may break; the data path goes on
     signals = StopSignals()
@@ -261,6 +270,8 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
 
     add_looking(commands, _reach)
+    add_snapshot(commands, _reach)
+    add_load(commands, _reach)
     return parser
 
 

@@ -6,17 +6,39 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from replay_server_protocol.endpoints import check_name
 from replay_server_protocol.errors import InvalidRequest, SchemaMismatch, shown
 from replay_server_protocol.schema import Schema
 
+from replay_server.saved.manifest import Manifest, newest
+
 COLUMNS = ("link", "priority")
+KEPT_OPTIONS = (
+    "capacity",
+    "headroom",
+    "slot_rows",
+    "depth",
+    "learning_starts",
+    "samples_per_insert",
+    "tolerance",
+    "columns",
+    "moments",
+    "return_gamma",
+    "finite",
+    "nonfinite",
+    "lease",
+    "seed",
+)
+"""What a snapshot keeps of the options; where the ring lies is up to each server."""
 MAX_HEADROOM_ROWS = 131_072
 MIN_AUTO_SLOT_ROWS = 512
 
 _SIZE = re.compile(r"(?i)([0-9][0-9_]*)\s*([KMGT]i?B)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|h|d|)")
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86_400}
 _MOST_SCHEMA_BYTES = 1 << 20
 _MOST_CONFIG_BYTES = 1 << 16
 _MOST_DOTS = 100  # of a line before it is parsed: tomllib takes minutes over a key of many parts
@@ -68,6 +90,10 @@ class ServerConfig:
     seed: int = _option(0, "seed of all draws, with the learner's own", "N")
     stall_after: float = _option(10.0, "a wait of so many seconds is told in the log, and again every six times that", "SECONDS")
     trace: str | None = _option(None, "write what the server did and when there at its end, for ui.perfetto.dev", "FILE")
+    restore: str | None = _option(None, "fill the ring from a snapshot before serving; its options hold where none is given here", "DIR")
+    snapshot_every: float | None = _option(None, "take a snapshot so often (90s, 10min, 2h) into --snapshot-dir", "TIME")
+    snapshot_dir: str | None = _option(None, "folder of those snapshots", "DIR")
+    snapshot_keep: int = _option(3, "how many of them are kept", "N")
     run_id: str | None = _option(None, "name of the run; clients that give another one are refused", "ID")
     log_level: str = _option("info", "debug, info, warning or error", choices=("debug", "info", "warning", "error"))
     parent_pid: int | None = _option(None, "stop when this process ends", "PID", hidden=True)
@@ -91,6 +117,10 @@ class ServerConfig:
             raise InvalidRequest(f"--lease {self.lease:g}: 0.001 to 3600 seconds")
         if not 0.01 <= self.stall_after <= 86_400:
             raise InvalidRequest(f"--stall-after {self.stall_after:g}: 0.01 to 86,400 seconds")
+        if (self.snapshot_every is None) != (self.snapshot_dir is None):
+            raise InvalidRequest("--snapshot-every TIME and --snapshot-dir DIR need each other")
+        if self.snapshot_every is not None and not 1 <= self.snapshot_every <= 30 * 86_400:
+            raise InvalidRequest(f"--snapshot-every {self.snapshot_every:g}: 1 second to 30 days")
         if not -(2**63) <= self.seed < 2**63:
             raise InvalidRequest(f"--seed {shown(self.seed)}: a 64-bit integer")
 
@@ -105,6 +135,7 @@ class ServerConfig:
             ("max-learners", self.max_learners, 1, 4096),
             ("learning-starts", self.learning_starts, 0, 2**48),
             ("tolerance", self.tolerance, 0, 2**48),
+            ("snapshot-keep", self.snapshot_keep, 1, 100_000),
             ("mailbox-bytes", self.mailbox_bytes, 0, 2**48),
         ):
             if value is not None and not low <= value <= high:
@@ -124,17 +155,28 @@ class ServerConfig:
         return {name: f"{value.n_bytes}B" if isinstance(value, Size) else _listed(value) for name, value in values.items()}
 
     def load_schema(self) -> Schema | None:
-        """The schema of ``--schema FILE``; raises SchemaMismatch naming the file."""
+        """The schema of ``--schema FILE``, else that of the snapshot to restore.
+
+        Raises SchemaMismatch naming the file, or the fields in which it is not the snapshot's.
+        """
+        saved = Manifest.load(Path(self.restore)).schema if self.restore is not None else None
         if self.schema is None:
-            return None
+            return saved
         try:
-            return Schema.from_wire(json.loads(_read(self.schema, _MOST_SCHEMA_BYTES)))
+            schema = Schema.from_wire(json.loads(_read(self.schema, _MOST_SCHEMA_BYTES)))
         except (OSError, ValueError, RecursionError) as error:
             raise SchemaMismatch(f"--schema {self.schema}: {error}") from error
+        different = saved.differences(schema) if saved is not None else ""
+        if different:
+            raise SchemaMismatch(f"--restore {self.restore} holds rows of another schema than --schema {self.schema}: {different}")
+        return schema
 
     @classmethod
     def from_options(cls, options: dict[str, object], file: str | None = None) -> Self:
-        """Defaults, then the TOML file's values, then ``options`` (texts as on the command line)."""
+        """Defaults, then those of the snapshot to restore, then the TOML file's values, then ``options`` (texts as on the command line).
+
+        ``restore`` becomes the path of the very snapshot, so that a newer one doesn't come between.
+        """
         values = {**(_read_toml(file) if file else {}), **options}
         known = {f.name for f in fields(cls)}
         parsed: dict[str, Any] = {}
@@ -143,11 +185,32 @@ class ServerConfig:
             if key not in known:
                 raise InvalidRequest(f"there is no option {shown(name)}" + (f" (in {file})" if file and name not in options else ""))
             parsed[key] = _parse(key, value)
-        return replace(cls(), **parsed)
+        defaults = cls()
+        if parsed.get("restore") is not None:
+            saved = newest(Path(parsed["restore"]))
+            parsed["restore"] = str(saved.path)
+            defaults = cls(**saved_options(saved))
+        return replace(defaults, **parsed)
+
+    def differences(self, saved: Manifest) -> list[str]:
+        """What the snapshot was taken with and this server is not, one line each."""
+        before = saved_options(saved)
+        changed = [(name, value, getattr(self, name)) for name, value in before.items() if value != getattr(self, name)]
+        return [f"{name.replace('_', '-')} is {_told(now)}, the snapshot's was {_told(value)}" for name, value, now in changed]
 
 
 def _listed(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
+
+
+def saved_options(saved: Manifest) -> dict[str, Any]:
+    """A snapshot's options, as this server knows them. Raises InvalidRequest naming one that can't be."""
+    found = {name: saved.options[name] for name in KEPT_OPTIONS if name in saved.options}
+    return {name: value if value is None else _parse(name, value) for name, value in found.items()}
+
+
+def _told(value: object) -> str:
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else "none" if value is None else str(value)
 
 
 def slot_rows_for(config: ServerConfig, lanes: int) -> int:
@@ -176,6 +239,14 @@ def parse_size(text: str) -> int:
     return int(match[1]) * step
 
 
+def parse_duration(text: str) -> float:
+    """Seconds of ``90s``, ``10min``, ``2h``, ``1d`` or a plain number."""
+    match = _DURATION.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not a time like 90s, 10min or 2h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 def _parse(key: str, value: object) -> object:
     try:
         return _parse_text(key, value) if isinstance(value, str) else _check_type(key, value)
@@ -183,8 +254,19 @@ def _parse(key: str, value: object) -> object:
         raise InvalidRequest(f"--{key.replace('_', '-')} {shown(value)}: {error}") from error
 
 
-_INTS = {"headroom", "slot_rows", "depth", "max_collectors", "max_learners", "learning_starts", "tolerance", "seed", "parent_pid"}
-_FLOATS = {"samples_per_insert", "lease", "return_gamma", "stall_after", "debug_copy_delay"}
+_INTS = {
+    "snapshot_keep",
+    "headroom",
+    "slot_rows",
+    "depth",
+    "max_collectors",
+    "max_learners",
+    "learning_starts",
+    "tolerance",
+    "seed",
+    "parent_pid",
+}
+_FLOATS = {"snapshot_every", "samples_per_insert", "lease", "return_gamma", "stall_after", "debug_copy_delay"}
 _LISTS = {"columns", "moments", "finite"}
 
 
@@ -193,6 +275,8 @@ def _parse_text(key: str, text: str) -> object:
         return int(text) if text.replace("_", "").isdigit() else Size(parse_size(text))
     if key == "mailbox_bytes":
         return parse_size(text)
+    if key == "snapshot_every":
+        return parse_duration(text)
     if key == "slot_rows" and text == "auto":
         return None
     if key in _INTS:

@@ -117,6 +117,12 @@ class Tally:
             return
         self._scalar.merge(*struct.unpack(_SCALAR, packed))
 
+    def pack(self) -> bytes:
+        """What ``merge`` into an empty tally makes this one again from."""
+        if self.field.elements > 1:
+            return self.moments.pack()
+        return struct.pack(_SCALAR, *(self._scalar.parts or (0, 0.0, 0.0, 0.0, 0.0)))
+
     def report(self) -> dict[str, object]:
         """count, mean, std, min, max: numbers for a scalar field, lists per element otherwise, null before the first row."""
         if self.field.elements > 1:

@@ -14,6 +14,7 @@ from replay_server_protocol.messages import (
     Admin,
     Bye,
     Cancel,
+    Capture,
     ClientMessage,
     Credit,
     Done,
@@ -45,6 +46,7 @@ from replay_server.flow import Flow
 from replay_server.replay import Replay
 from replay_server.requests import grant_of, observe
 from replay_server.sessions import CollectorSession, LearnerSession, MappingSession, ObserverSession, Session
+from replay_server.snapshot.capture import capture
 
 log = logging.getLogger("replay_server")
 
@@ -80,7 +82,7 @@ class Dispatch:
                 MailWritten: self._finish_mail,
                 Observe: self._observe,
             },
-            "observer": {**of_all, Proof: desk.prove, Observe: self._observe, Release: self._end_look},
+            "observer": {**of_all, Proof: desk.prove, Observe: self._observe, Release: self._end_look, Capture: self._capture},
             "admin": {**of_all, Admin: self._administer},
         }
 
@@ -140,6 +142,11 @@ class Dispatch:
         replay.send(
             session, Grant(*message[:2], message.sampler, message.number, lease.lease, lease.tail, lease.committed, lease.deadline_ns)
         )
+
+    def _capture(self, session: ObserverSession, message: Capture) -> None:
+        if self._replay.store is None:
+            raise ProtocolViolation("a client is shown the ring before it asks for what lies beside it")
+        self._replay.send(session, capture(self._replay, self._replay.store, session.token, message.number))
 
     def _end_look(self, session: ObserverSession, message: Release) -> None:
         if self._replay.leases.release(message.lease, session.token) is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 from replay_server_protocol.episodes import LAST_EPISODES, EndedEpisodes
 
@@ -21,6 +23,23 @@ class EpisodeTally:
         self._returns.merge(*ended.returns)
         self._lengths.merge(*ended.lengths)
         self._last.extend(ended.last)
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """Plain numbers from which ``restore`` makes it again."""
+        return {
+            "returns": list(self._returns.parts or ()),
+            "lengths": list(self._lengths.parts or ()),
+            "last": [list(episode) for episode in self._last],
+        }
+
+    def restore(self, parts: Mapping[str, Any]) -> None:
+        """Adds what ``parts`` of another tally say. Raises TypeError, ValueError or KeyError for anything else."""
+        for running, part in ((self._returns, parts["returns"]), (self._lengths, parts["lengths"])):
+            if part:
+                count, *numbers = part
+                running.merge(int(count), *map(float, numbers))
+        self._last.extend((float(total), float(length)) for total, length in parts["last"])
 
     def report(self) -> dict[str, object]:
         """count, return, length {mean, std, min, max}, and last {count, mean_return, mean_length}; null before the first episode."""

@@ -48,7 +48,7 @@ def flow_state(replay: Replay) -> FlowState:
 def stalls(replay: Replay, why_no_ring: Callable[[], str]) -> list[Stall]:
     """Everything that waits now, however short: the first published slot, the oldest copy, the oldest request of each learner; the ring."""
     is_asked_for = replay.phase is Phase.WAITING_FOR_SCHEMA and replay.sessions.of(LearnerSession)
-    if replay.phase is Phase.WAITING_FOR_MEMORY or is_asked_for:
+    if replay.phase in (Phase.WAITING_FOR_MEMORY, Phase.RESTORING) or is_asked_for:
         return [Stall("ring", "the ring", replay.flow_clock.since_ns, why_no_ring)]
     if replay.store is None or replay.phase is Phase.CLOSING:
         return []

@@ -26,6 +26,7 @@ class FlowState(StrEnum):
     BOTH_WAIT = "both_wait"
     WAITING_FOR_SCHEMA = "waiting_for_schema"
     WAITING_FOR_MEMORY = "waiting_for_memory"
+    RESTORING = "restoring"
     CLOSING = "closing"
 
     @property
@@ -54,6 +55,15 @@ class Flow:
     def ratio(self) -> float | None:
         """Rows sampled per row inserted so far; None before the first row that counts."""
         return self.sampled / self.inserted if self.inserted else None
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that may still come before learning starts without being counted."""
+        return self._free_rows
+
+    def restore(self, inserted: int, sampled: int, free_rows: int) -> None:
+        """Goes on from these sums, so that neither side gets a burst."""
+        self.inserted, self.sampled, self._free_rows = inserted, sampled, free_rows
 
     def set_ratio(self, samples_per_insert: float | None) -> None:
         """Changes samples per insert from now on: what was counted before is forgotten, so that neither side gets a burst.

@@ -176,6 +176,10 @@ class Ingress:
         self.memory.submit((), (Write(offset, content),))
         self._in_flight.append(Flight(None, Span(self.ring.reserved, 0), then))
 
+    def begin_after(self, tickets: int) -> None:
+        """So many tickets of the memory were somebody else's, and are complete."""
+        self._completed = tickets
+
     def blocked_by(self) -> FlowState | None:
         """What the slot that stopped the last ``drain`` still waits for; None when nothing waits or the next drain takes it."""
         head = self.head

@@ -13,7 +13,7 @@ from replay_server_protocol.schema import Schema
 
 from replay_server.config import ServerConfig
 
-_OF_ITS_OWN = ("name", "run_dir", "schema", "run_id", "trace", "log_level")
+_OF_ITS_OWN = ("name", "run_dir", "schema", "restore", "run_id", "trace", "log_level")
 """Options in which a living server may differ, or that are compared in another way."""
 
 

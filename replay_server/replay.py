@@ -31,6 +31,7 @@ from replay_server.tracing import Tracing
 class Phase(Enum):
     WAITING_FOR_SCHEMA = "waiting_for_schema"  # no ring yet: the first collector's schema makes it
     WAITING_FOR_MEMORY = "waiting_for_memory"  # a learner of an earlier generation still holds an old ring
+    RESTORING = "restoring"  # the ring is being filled from a snapshot; no client is shown it yet
     SERVING = "serving"
     CLOSING = "closing"
 
@@ -75,6 +76,7 @@ class Replay:
     tracing: Tracing
     store: Store | None = None
     phase: Phase = Phase.WAITING_FOR_SCHEMA
+    restored_share: float = 0.0  # of the rows, in phase restoring
     requests: Requests = field(default_factory=Requests)
     counters: Counters = field(default_factory=Counters)
     rates: Rates = field(default_factory=Rates)
@@ -104,6 +106,11 @@ class Replay:
             started_s=now_s,
             tracing=Tracing(directory.endpoints, directory.generation, own, send),
         )
+
+    @property
+    def phase_text(self) -> str:
+        """The phase as reports tell it: ``restoring 43%``."""
+        return f"{self.phase.value} {self.restored_share:.0%}" if self.phase is Phase.RESTORING else self.phase.value
 
     @property
     def generation(self) -> int:

@@ -38,11 +38,12 @@ class Ring:
         self.ring_rows = capacity + headroom
         self.reserved = 0
         self.committed = 0
+        self._first_seq = 0  # there is none before it: 0, or the oldest row of what was restored
 
     @property
     def tail(self) -> int:
         """The oldest seq that can be sampled."""
-        return max(0, self.committed - self.capacity)
+        return max(self._first_seq, self.committed - self.capacity)
 
     @property
     def size(self) -> int:
@@ -56,13 +57,13 @@ class Ring:
     @property
     def oldest_owned_seq(self) -> int:
         """The oldest seq whose ring row no reserved span has taken over."""
-        return max(0, self.reserved - self.ring_rows)
+        return max(self._first_seq, self.reserved - self.ring_rows)
 
     def floor(self, oldest_lease_tail: int | None) -> int:
         tail = self.committed - self.capacity
         if oldest_lease_tail is not None and oldest_lease_tail < tail:
             return oldest_lease_tail
-        return tail if tail > 0 else 0
+        return tail if tail > self._first_seq else self._first_seq
 
     def missing_rows(self, rows: int, oldest_lease_tail: int | None) -> int:
         """How many rows the floor must rise before a span of ``rows`` fits; 0 when it fits now."""
@@ -76,6 +77,13 @@ class Ring:
         span = Span(self.reserved, rows)
         self.reserved = span.end_seq
         return span
+
+    def restore(self, first_seq: int, committed: int) -> None:
+        """Begins with the rows [first_seq, committed), at most ``capacity`` of them. Raises ProtocolViolation once it was used."""
+        if self.reserved or not 0 <= first_seq <= committed <= first_seq + self.capacity:
+            raise ProtocolViolation(f"rows {first_seq} to {committed} are no window to begin a ring of {self.capacity} rows with")
+        self._first_seq = first_seq
+        self.reserved = self.committed = committed
 
     def commit(self, span: Span) -> None:
         """Makes a span's rows visible. Raises ProtocolViolation unless it is the oldest span not committed."""

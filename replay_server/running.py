@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 
 class Running:
@@ -21,6 +22,13 @@ class Running:
         self._squares += squares + delta * delta * (self.count * count / total)
         self._mean += delta * (count / total)
         self._low, self._high, self.count = min(self._low, low), max(self._high, high), total
+
+    @property
+    def parts(self) -> tuple[int, float, float, float, float] | None:
+        """What ``merge`` into an empty one makes this again from; None before the first number."""
+        if not self.count:
+            return None
+        return self.count, self._mean, min(self._squares, sys.float_info.max), self._low, self._high
 
     def report(self) -> dict[str, float | None]:
         """mean, std, min, max; None before the first number, and for a spread beyond float64."""

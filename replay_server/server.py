@@ -27,6 +27,7 @@ from replay_server.replay import Phase, Replay
 from replay_server.requests import grant_of
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
+from replay_server.snapshot.schedule import SnapshotSchedule
 from replay_server.stall_log import Repeats, StallLog
 from replay_server.status import StatusSocket
 from replay_server.stop_signals import StopSignals
@@ -75,6 +76,7 @@ class Server:
         self._stall_log = StallLog(round(config.stall_after * 1e9))
         self._stalls_at_s = 0.0
         self._is_unlinked_told = False
+        self._schedule = self._make_schedule()
         self._revocations = Repeats(_TELL_REVOKED_NS)
         self._dying: dict[int, float] = {}  # sessions of dead processes, and until when their last messages are waited for
         self._made_progress = True
@@ -103,6 +105,7 @@ class Server:
         while not self._is_finished():
             self._wait()
             self._receive()
+            self._made_progress |= self._desk.restore()
             self._drain()
             self._commit()
             self._grant()
@@ -134,6 +137,9 @@ class Server:
             log.warning("a trace was on, and nobody took it: `replay-server trace stop FILE` does, before the server ends")
         replay.tracing.sweep()
         replay.mailboxes.close()
+        if self._schedule is not None:
+            self._schedule.close()
+        self._desk.stop_restoring()
         if replay.store is not None:
             try:
                 replay.store.memory.close()
@@ -157,6 +163,13 @@ class Server:
             log.error("%s", error)
         else:
             log.info("wrote %d spans to %s, %d older ones were dropped", trace.size, path, trace.dropped)
+
+    def _make_schedule(self) -> SnapshotSchedule | None:
+        config = self.replay.config
+        if config.snapshot_every is None or config.snapshot_dir is None:
+            return None
+        endpoints, every_s = self._directory.endpoints, config.snapshot_every
+        return SnapshotSchedule(endpoints, config.snapshot_dir, every_s, config.snapshot_keep, time.monotonic())
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
@@ -345,10 +358,13 @@ class Server:
             for line in self._stall_log.tell(stalls(self.replay, self._desk.why_no_ring), time.monotonic_ns()):
                 log.warning("%s", line)
         self._tell_unlinked()
+        if self._schedule is not None and self.replay.phase is not Phase.CLOSING:
+            store = self.replay.store
+            self._schedule.tend(now_s, has_rows=store is not None and store.ring.size > 0)
         counters = self.replay.counters
         self.replay.rates.note(now_s, counters.rows_committed, counters.batches_granted)
         phase = self.replay.phase
-        self._supervisor.tell(phase.value, now_s, is_ready=phase in (Phase.SERVING, Phase.WAITING_FOR_SCHEMA))
+        self._supervisor.tell(self.replay.phase_text, now_s, is_ready=phase in (Phase.SERVING, Phase.WAITING_FOR_SCHEMA))
 
     def _tell_unlinked(self) -> None:
         """Once, when somebody has removed the ring's name."""

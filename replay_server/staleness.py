@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _MOST_BUCKETS = 22  # 0, 1, 2, 4, … 2**20; what is beyond has no bound
 
@@ -26,6 +27,18 @@ class Staleness:
             self._count += rows
             self._sum += behind * rows
             self._most = max(self._most or 0, behind)
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """Plain numbers from which ``restore`` makes it again."""
+        return {"rows": list(self._rows), "count": self._count, "sum": self._sum, "most": self._most}
+
+    def restore(self, parts: Mapping[str, Any]) -> None:
+        """Becomes what ``parts`` say. Raises TypeError, ValueError or KeyError for anything else."""
+        rows, most = [int(n) for n in parts["rows"]], parts["most"]
+        if len(rows) != len(self._rows):
+            raise ValueError(f"{len(rows)} buckets of staleness")
+        self._rows, self._count, self._sum, self._most = rows, int(parts["count"]), int(parts["sum"]), None if most is None else int(most)
 
     def report(self) -> dict[str, object]:
         """buckets [{le, rows}] up to the last one with rows (le null: beyond the largest bound), mean, max; null before the first row."""

@@ -77,7 +77,7 @@ def report(replay: Replay) -> dict[str, object]:
         "generation": replay.generation,
         "run_id": replay.config.run_id,
         "options": replay.config.report(),
-        "phase": replay.phase.value,
+        "phase": replay.phase_text,
         "uptime_s": time.monotonic() - replay.started_s,
         "device": {"kind": replay.device.kind, "uuid": replay.device.uuid, "name": replay.device.name, "storage": replay.config.storage},
         "schema": None if store is None else _schema(store),

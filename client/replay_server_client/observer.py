@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
-from replay_server_protocol.messages import PROTOCOL_VERSION, Explain, Grant, Hello, Observe, Reason, Refused, Release
+from replay_server_protocol.messages import PROTOCOL_VERSION, Capture, Captured, Explain, Grant, Hello, Observe, Reason, Refused, Release
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
 
@@ -110,6 +110,14 @@ class Observer:
         asked = np.arange(*bounds) if seqs is None else look.chosen_seqs(bounds, None, seqs)
         return look.chunks(self._leases, asked, deadline, rows)
 
+    def copies(self, first_seq: int, end_seq: int, *, timeout: float | None = None) -> Iterator[Chunk]:
+        """As ``chunks``, of the rows [first_seq, end_seq): those that have left the window are named in ``overtaken``, none is refused."""
+        return look.chunks(self._leases, np.arange(first_seq, end_seq), Deadline(timeout))
+
+    def capture(self, timeout: float | None = 10.0) -> Captured:
+        """The window and what the server keeps beside the ring, both of one moment. Waits for the ring."""
+        return self._leases.capture(Deadline(timeout))
+
     def close(self) -> None:
         """Unmaps the ring and says BYE. Safe to call twice."""
         self._observed.let_go()
@@ -172,6 +180,21 @@ class _Leases:
             if self._connection.is_attached:
                 self._connection.send(Release(grant.session, grant.generation, grant.lease, is_used=True))
         return done if is_in_time else None
+
+    def capture(self, deadline: Deadline) -> Captured:
+        generation = self.ring(deadline).at.generation
+        self._number += 1
+        connection = self._connection
+        while not deadline.has_passed:
+            connection.send(Capture(connection.session, connection.generation, self._number))
+            asked_until = Deadline(min(deadline.remaining_s, _ASK_AGAIN_S))
+            while not asked_until.has_passed:
+                answer = self._receive(asked_until.remaining_s)
+                if isinstance(answer, Captured) and answer.number == self._number:
+                    return answer
+                if not connection.is_attached:
+                    raise ServerGone(f"server {connection.endpoints.name!r} of generation {generation} ended before it told its state")
+        raise ReplayTimeout(f"no state of the server after {deadline.elapsed_s:.2f} s: {connection.why_silent()}")
 
     def _granted(self, deadline: Deadline) -> Grant | None:
         """A lease; None when the server was lost."""

@@ -17,7 +17,7 @@ collector                server                    learner                    se
                                                      UNUSED ───────────────────► its rows count no more
 ```
 TRACE_ON and TRACE_OFF tell collectors and learners to record what they do; they hand it in as a file and say so by TRACED.
-An observer attaches as a learner does; its OBSERVE, which a learner may send too, is answered by GRANT at once.
+An observer attaches as a learner does; its OBSERVE, which a learner may send too, is answered by GRANT at once, its CAPTURE by CAPTURED.
 REFUSED may answer any request; EXPLAIN asks what a wait is waiting for; CLOSING says that the server stops.
 """
 
@@ -243,6 +243,29 @@ class Observe(NamedTuple):
     number: Token
 
 
+class Capture(NamedTuple):
+    """An observer asks for what the server keeps beside the ring, all of one moment. Answered by CAPTURED, or REFUSED without a ring."""
+
+    session: Token
+    generation: Token
+    number: Token
+
+
+class Captured(NamedTuple):
+    """The window [tail, committed) of one moment and the server's state of the same: sums, flow control, seed, options.
+
+    ``moments``: packed as in Publish, one entry for each name in ``state["moments"]``. They fit this message as they fit a publish.
+    """
+
+    session: Token
+    generation: Token
+    number: Token
+    tail: Count
+    committed: Count
+    state: Wire
+    moments: list[Bytes]
+
+
 class Explain(NamedTuple):
     """What is this client waiting for? ``what``: ring, credit or sample; ``number`` and ``sampler`` name a request."""
 
@@ -440,6 +463,7 @@ ClientMessage = (
     | Unused
     | Traced
     | Observe
+    | Capture
 )
 ServerMessage = (
     Welcome
@@ -461,4 +485,5 @@ ServerMessage = (
     | TraceOn
     | TraceOff
     | TracePart
+    | Captured
 )

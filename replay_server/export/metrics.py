@@ -21,7 +21,7 @@ from replay_server.export.sample_age import AGE_BOUNDS_S
 from replay_server.flow import FlowState
 
 PREFIX = "replay_server_"
-PHASES = ("waiting_for_schema", "waiting_for_memory", "serving", "closing")
+PHASES = ("waiting_for_schema", "waiting_for_memory", "restoring", "serving", "closing")
 
 _GAUGES = (
     ("uptime_seconds", "Seconds since the server's start.", "uptime_s"),
@@ -94,7 +94,7 @@ def _families(record: Record) -> Iterator[Metric]:
     yield _labelled(GaugeMetricFamily, "build_info", "The exporter's version.", "version", {__version__: 1.0})
     yield _labelled(CounterMetricFamily, "looks", "Questions to the status socket, by what came.", "result", record.looks)
     yield _counter("restarts", "New generations seen in place of an earlier one.", record.restarts)
-    phase = found(report, "phase")
+    phase = str(found(report, "phase") or "").partition(" ")[0]  # "restoring 43%"
     yield _labelled(GaugeMetricFamily, "phase", "1 for the server's present phase.", "phase", {p: float(p == phase) for p in PHASES})
     for name, text, path in _GAUGES:
         yield _gauge(name, text, number(report, path))

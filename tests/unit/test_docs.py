@@ -27,6 +27,7 @@ PAGES = (
     "docs/rows.md",
     "docs/sampling.md",
     "docs/several_gpus.md",
+    "docs/snapshots.md",
     "docs/status.md",
     "docs/trace.md",
     "docs/index.md",
@@ -58,6 +59,7 @@ OTHER_OPTIONS = {
     "--fields",
     "--gpus",
     "--cpus",
+    "--keep",
 }
 OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
