@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import signal
 import sys
 import time
@@ -44,7 +43,7 @@ def _snapshot(options: argparse.Namespace) -> int:
     with Observer.connect(options.name, run_dir=options.run_dir, name="snapshot", timeout=options.timeout) as observer:
         taken = take_snapshot(observer, Path(options.directory), keep=options.keep, tell=tell)
     if not options.background:
-        print("\n".join(_lines(taken)))
+        print("\n".join(_lines(taken, tell.peak_bytes)))
     return 0
 
 
@@ -58,8 +57,10 @@ class _Teller:
     def __init__(self, *, is_quiet: bool) -> None:
         self._is_quiet = is_quiet
         self._at_s = 0.0
+        self.peak_bytes = 0
 
     def __call__(self, progress: Progress) -> None:
+        self.peak_bytes = max(self.peak_bytes, _own_bytes())
         now_s = time.monotonic()
         if self._is_quiet or (now_s < self._at_s and progress.share < 1):
             return
@@ -70,13 +71,20 @@ class _Teller:
         print(words, end="\r" if is_terminal and progress.share < 1 else "\n", file=sys.stderr, flush=True)
 
 
-def _lines(taken: Taken) -> list[str]:
+def _own_bytes() -> int:
+    """Memory of this process alone: neither the mapped ring, nor the files of programs."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _lines(taken: Taken, peak_bytes: int) -> list[str]:
     manifest, mb = taken.manifest, taken.n_bytes / 1e6
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     rows = manifest.committed - manifest.tail
     lines = [
         f"{taken.path}: {rows:,} rows, seq {manifest.tail} to {manifest.committed}",
-        f"{mb:,.1f} MB in {taken.seconds:.2f} s, {mb / max(taken.seconds, 1e-9):,.0f} MB/s; peak memory {peak_mb:,.0f} MB",
+        f"{mb:,.1f} MB in {taken.seconds:.2f} s, {mb / max(taken.seconds, 1e-9):,.0f} MB/s; peak memory {peak_bytes / 1e6:,.0f} MB",
     ]
     if manifest.left_out:
         lines.append(f"{manifest.left_out:,} older rows were overwritten before their turn to be copied; they are left out")

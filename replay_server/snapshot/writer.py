@@ -3,7 +3,7 @@
 ```
 CAPTURE: tail, committed, state ─► file by file, oldest rows first ─► [committed reached] ─► manifest
                                           │ ingest overtakes again and again
-                                          └─► newest file first, until the rows there are have all been read
+                                          └─► newest rows first, in smaller files, as far as the rows last
 ```
 
 What memory it takes does not depend on the ring: the observer's bounce, and as much again to lay a field's values side by side. Rows that
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from replay_server_protocol.errors import InvalidRequest
+from replay_server_protocol.errors import InvalidRequest, ReplayError
 from replay_server_protocol.messages import Captured
 from replay_server_protocol.moments import Moments
 from replay_server_protocol.schema import Schema
@@ -34,6 +33,8 @@ from replay_server.saved.tensor_file import Array, Bytes, TensorWriter
 FILE_BYTES = 256 << 20
 PIECE_BYTES = 4 << 20
 _OVERTAKEN_OFTEN = 3
+_SMALL_PIECES = 2
+_MOST_SMALL_FILES = 1000
 MOMENTS_FILE = "moments.safetensors"
 
 
@@ -139,24 +140,41 @@ class _Copying:
 
     def copy_to(self, folder: Path) -> Manifest:
         tail, committed = self._captured.tail, self._captured.committed
-        ranges = deque(
-            (number, first, min(first + self._file_rows, committed)) for number, first in enumerate(range(tail, committed, self._file_rows))
-        )
         files: list[SavedFile] = []
-        while ranges:
-            is_behind = self._times_overtaken >= _OVERTAKEN_OFTEN
-            number, first, end = ranges.pop() if is_behind else ranges.popleft()
-            if end > self._first_seq:
-                files.append(self._write_file(folder, number, first, end))
-        for file in files:
-            if file.end_seq <= self._first_seq:
-                (folder / file.name).unlink()
+        first, end, number = tail, committed, 0  # what is still to be read
+        while max(first, self._first_seq) < end:
+            first = max(first, self._first_seq)
+            if self._is_behind:
+                rows = min(end - first, max(_SMALL_PIECES * self._piece_rows, (committed - tail) // _MOST_SMALL_FILES))
+                file = self._write_file(folder, number, end - rows, end)
+                end -= rows
+            else:
+                file = self._write_file(folder, number, first, min(first + self._file_rows, end))
+                first += file.rows
+            files.append(file)
+            number += 1
         kept = sorted((file for file in files if file.end_seq > self._first_seq), key=lambda file: file.first_seq)
+        for file in files:
+            if file not in kept:
+                (folder / file.name).unlink(missing_ok=True)
+        if not kept:
+            raise ReplayError(
+                "ingest overwrites rows faster than they can be copied: none could be kept; a larger --capacity gives more time"
+            )
         left_out = self._first_seq - tail
         return Manifest(self._first_seq, committed, left_out, self.schema, self._columns, self._captured.state, tuple(kept))
 
+    @property
+    def _is_behind(self) -> bool:
+        """Ingest overtakes again and again: the oldest rows are a race that is lost."""
+        return self._times_overtaken >= _OVERTAKEN_OFTEN
+
     def _write_file(self, folder: Path, number: int, first: int, end: int) -> SavedFile:
-        """The rows [first, end); the places of those that were overtaken hold zeros."""
+        """The rows [first, end); the places of those that were overtaken hold zeros.
+
+        Given up, and gone, once ingest has overtaken too often: it then has no rows.
+        """
+        was_behind = self._is_behind
         name, committed = f"rows-{number:05d}.safetensors", self._captured.committed
         metadata = metadata_of(self.schema, first)
         with TensorWriter(folder / name, arrays_of(self.schema, self._columns, end - first), metadata) as file:
@@ -166,6 +184,9 @@ class _Copying:
                     self._note_overtaken(file, chunk)
                     if len(chunk.seqs):
                         save(chunk, self.schema, self._ring_rows, committed, self._scratch, file.append)
+                if self._is_behind and not was_behind:
+                    file.path.unlink()
+                    return SavedFile(name, 0, first, 0, {})
                 self._done_rows += piece_end - begin
                 self._n_bytes += (piece_end - begin) * self._item_bytes
                 elapsed_s = time.monotonic() - self._begin_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from replay_server_client import Collector, Field, InvalidRequest, Learner, Observer, Schema
+from replay_server_client import Collector, Field, InvalidRequest, Learner, Observer, ReplayError, Schema
 from replay_server_client.status import query
 from replay_server_protocol.schema import DTYPES
 from support.processes import Children
 from support.servers import ServerProcess, spawn_server
 
 from replay_server.saved.manifest import MANIFEST, Manifest, newest
+from replay_server.saved.rows import blocks, read_moments
 from replay_server.snapshot.writer import Taken, take_snapshot
 
 Start = Callable[..., ServerProcess]
@@ -181,7 +183,7 @@ def test_while_it_is_being_restored_the_phase_tells_how_far_and_clients_wait(sta
     server = start_server("--capacity", "200", "--slot-rows", "16")
     write(server, LINKED, 150)
     snapshot(server, tmp_path / "kept")
-    restored = start_server("--restore", str(tmp_path / "kept"), "--debug-copy-delay", "1")
+    restored = start_server("--restore", str(tmp_path / "kept"), "--debug-copy-delay", "0.4")
     assert re.fullmatch(r"restoring [0-9]+%", report(restored)["phase"])
     with Observer.connect(restored.name, run_dir=restored.run_dir) as observer:
         with pytest.raises(TimeoutError, match=r"being restored from .*: [0-9]+%"):
@@ -192,6 +194,7 @@ def test_while_it_is_being_restored_the_phase_tells_how_far_and_clients_wait(sta
     assert report(restored)["phase"] == "serving"
 
 
+@pytest.mark.slow
 def test_stopped_while_it_is_being_restored_it_ends_in_good_order(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     write(server, LINKED, 150)
@@ -199,6 +202,7 @@ def test_stopped_while_it_is_being_restored_it_ends_in_good_order(start_server: 
     assert start_server("--restore", str(tmp_path / "kept"), "--debug-copy-delay", "5").stop() == 0
 
 
+@pytest.mark.slow
 def test_keep_leaves_the_newest_and_the_number_rises(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     for n in range(4):
@@ -242,38 +246,63 @@ def test_a_window_that_moves_on_is_kept_as_one_run_of_whole_rows(start_server: S
     assert_same(fields, bits(LINKED, manifest.tail, 1500 - manifest.tail))
 
 
+def test_a_window_that_is_overwritten_as_a_whole_is_no_snapshot_and_the_one_before_stays(start_server: Start, tmp_path: Path) -> None:
+    server = start_server("--capacity", "256", "--slot-rows", "64", "--headroom", "128")
+    write(server, LINKED, 300)
+    before = snapshot(server, tmp_path / "kept")
+    with (
+        Observer.connect(server.name, run_dir=server.run_dir) as observer,
+        Collector.connect(server.name, schema=LINKED, run_dir=server.run_dir) as collector,
+    ):
+        capture = observer.capture
+
+        def capture_and_wrap(timeout: float | None = 10.0) -> object:
+            captured = capture(timeout)
+            collector.write(bits(LINKED, 300, 640))
+            collector.flush()
+            return captured
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(observer, "capture", capture_and_wrap)
+            with pytest.raises(ReplayError, match="none could be kept"):
+                take_snapshot(observer, tmp_path / "kept")
+    assert newest(tmp_path / "kept").path == before.path
+
+
 def _flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda d: _flip(d / "rows-00000.safetensors", -1), r"rows-00000.*damaged"),
-        (lambda d: _flip(d / "rows-00000.safetensors", 30), r"rows-00000"),
-        (lambda d: (d / "rows-00001.safetensors").write_bytes(b"short"), r"rows-00001.*no safetensors"),
-        (lambda d: (d / "rows-00001.safetensors").write_bytes((d / "rows-00000.safetensors").read_bytes()), r"rows-00001.*another's"),
-        (lambda d: (d / "rows-00001.safetensors").unlink(), r"rows-00001.*can't be opened"),
-        (lambda d: _flip(d / MANIFEST, 60), r"manifest.json"),
-        (lambda d: (d / MANIFEST).write_bytes((d / MANIFEST).read_bytes()[:-40]), r"manifest.json is damaged"),
-        (lambda d: (d / MANIFEST).write_text('{"a": 1}'), r"not the manifest"),
-        (lambda d: _flip(d / "moments.safetensors", -1), r"moments.*damaged"),
-    ],
-    ids=["row bytes", "header", "cut short", "another file", "missing", "manifest bit", "manifest cut", "foreign", "moments"],
-)
-def test_what_is_damaged_is_refused_by_name(
-    start_server: Start, children: Children, run_dir: Path, tmp_path: Path, damage: Callable[[Path], object], named: str
-) -> None:
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "row bytes": (lambda d: _flip(d / "rows-00000.safetensors", -1), r"rows-00000.*damaged"),
+    "header": (lambda d: _flip(d / "rows-00000.safetensors", 30), r"rows-00000"),
+    "cut short": (lambda d: (d / "rows-00001.safetensors").write_bytes(b"short"), r"rows-00001.*no safetensors"),
+    "another file": (lambda d: shutil.copy(d / "rows-00000.safetensors", d / "rows-00001.safetensors"), r"rows-00001.*another's"),
+    "missing": (lambda d: (d / "rows-00001.safetensors").unlink(), r"rows-00001.*can't be opened"),
+    "manifest bit": (lambda d: _flip(d / MANIFEST, 60), r"manifest.json"),
+    "manifest cut": (lambda d: (d / MANIFEST).write_bytes((d / MANIFEST).read_bytes()[:-40]), r"manifest.json is damaged"),
+    "foreign": (lambda d: (d / MANIFEST).write_text('{"a": 1}'), r"not the manifest"),
+    "moments": (lambda d: _flip(d / "moments.safetensors", -1), r"moments.*damaged"),
+}
+
+
+def test_what_is_damaged_is_refused_by_name(start_server: Start, children: Children, run_dir: Path, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     write(server, LINKED, 130)
     taken = snapshot(server, tmp_path / "kept", file_bytes=64 * 29)
-    damage(taken.path)
+    for name, (damage, named) in DAMAGE.items():
+        shutil.copytree(taken.path, tmp_path / name)
+        damage(tmp_path / name)
+        with pytest.raises(InvalidRequest, match=named):
+            found = newest(tmp_path / name)
+            read_moments(found)
+            list(blocks(found, found.tail, 50))
     command = [sys.executable, "-m", "replay_server", "serve", "--device", "cpu", "--run-dir", str(run_dir), "--name", "again"]
-    child = children.start([*command, "--restore", str(tmp_path / "kept")], name="restored")
+    child = children.start([*command, "--restore", str(tmp_path / "row bytes")], name="restored")
     assert child.wait() == 2, child.output
-    assert re.search(named, child.output), child.output
+    assert re.search(DAMAGE["row bytes"][1], child.output), child.output
 
 
 def test_another_schema_is_refused_by_name(start_server: Start, children: Children, run_dir: Path, tmp_path: Path) -> None:
@@ -313,7 +342,8 @@ def test_the_command_tells_what_it_wrote_and_takes_memory_that_the_ring_does_not
         assert "100%" in done.stderr
         peaks.append(int(done.stdout.split("peak memory ")[1].split(" MB")[0].replace(",", "")))
         server.stop()
-    assert peaks[1] - peaks[0] < 15, peaks
+    assert max(peaks) < 80, peaks
+    assert peaks[1] - peaks[0] < 12, peaks
 
 
 def test_snapshots_from_time_to_time_are_taken_by_a_child_and_restored(start_server: Start, tmp_path: Path) -> None:
@@ -333,6 +363,7 @@ def test_snapshots_from_time_to_time_are_taken_by_a_child_and_restored(start_ser
     assert_same(fields, bits(LINKED, 0, 150))
 
 
+@pytest.mark.slow
 def test_spawned_elsewhere_a_killed_server_is_outlived(children: Children, crash_dir: Path, tmp_path: Path) -> None:
     server = spawn_server(children, crash_dir, "--capacity", "200", "--slot-rows", "16", name="one")
     write(server, LINKED, 150)
@@ -347,10 +378,10 @@ def test_spawned_elsewhere_a_killed_server_is_outlived(children: Children, crash
 def test_killed_at_seeded_points_the_newest_snapshot_is_always_whole() -> None:
     script = Path(__file__).parents[2] / "scripts" / "snapshot_kills.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--kills", "4", "--seed", "3"], capture_output=True, text=True, check=False, timeout=90
+        [sys.executable, str(script), "--kills", "2", "--seed", "3"], capture_output=True, text=True, check=False, timeout=90
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "killed 4" in done.stdout
+    assert "killed 2" in done.stdout
 
 
 @pytest.mark.slow
