@@ -18,8 +18,7 @@ _WORD_BYTES = 4
 
 
 class StreamHold:
-    """Lets a stream wait for times that begin when they are asked for. Holds end in the order in which they began, each in a thread of
-    its own; ``close`` only once the stream has passed the last one."""
+    """Lets a stream wait for times that begin when they are asked for, each counted by a thread of its own."""
 
     def __init__(self, runtime: CudaRuntime, stream: Stream) -> None:
         self._runtime = runtime
@@ -29,6 +28,7 @@ class StreamHold:
         self._ended = ctypes.c_uint32.from_address(self._address)
         self._ended.value = 0
         self._begun = 0
+        self._timers: list[threading.Timer] = []
 
     def hold(self, delay_s: float) -> None:
         """Everything queued later on the stream waits until ``delay_s`` from now. Returns at once."""
@@ -40,8 +40,12 @@ class StreamHold:
         timer = threading.Timer(delay_s, self._end, (self._begun,))
         timer.daemon = True
         timer.start()
+        self._timers = [*filter(threading.Thread.is_alive, self._timers), timer]
 
     def close(self) -> None:
+        """Waits for the holds under way: their threads write to the word that is given back."""
+        for timer in self._timers:
+            timer.join()
         self._runtime.deallocate_pinned(self._address)
 
     def _end(self, number: int) -> None:
