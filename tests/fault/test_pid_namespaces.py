@@ -32,6 +32,7 @@ def is_allowed() -> bool:
     return subprocess.run([*ELSEWHERE, "true"], capture_output=True, timeout=10, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_allowed(), reason="unshare --pid is not allowed")
 def test_two_clients_of_one_pid_are_told_apart_and_one_death_ends_one_session(server: ServerProcess, children: Children) -> None:
     def start(number: int) -> Child:

@@ -18,7 +18,7 @@ from support.fault_schedules import LEARNER_POINTS, SERVER_POINTS, draw
 from support.leaks import nothing_left
 from support.processes import Children
 
-FEW, ALL = range(12), range(1000)
+FEW, ALL = range(6), range(1000)
 STAGES = 3
 
 Outcomes = dict[int, dict[str, Any]]

@@ -126,6 +126,7 @@ def test_a_foreign_name_for_this_machine_is_refused(exporter: ExporterProcess) -
     assert exporter.ask("healthz", Host="localhost:9108")[0] in (200, 503)
 
 
+@pytest.mark.slow
 def test_silent_connections_keep_nobody_out_for_long(exporter: ExporterProcess) -> None:
     host = urlsplit(exporter.url)
     silent = [socket.create_connection((host.hostname, host.port or 0)) for _ in range(100)]

@@ -49,6 +49,7 @@ def kept_dir(crash_dir: Path) -> Iterator[str]:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_kept_server_survives_its_script_and_the_next_one_finds_it(children: Children, kept_dir: str) -> None:
     pid = children.run(start_and_leave, kept_dir).result()
     options: dict[str, Any] = {"name": "kept", "run_dir": kept_dir, "device": "cpu"}

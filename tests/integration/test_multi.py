@@ -37,6 +37,7 @@ def test_three_shards_are_sampled_uniformly_over_the_union(start_server: Start, 
         assert learner.router.size_rows == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [120, pytest.param(2000, marks=pytest.mark.slow)])
 def test_while_a_shard_fills_every_batch_is_uniform_over_what_it_was_drawn_from(start_server: Start, batches: int) -> None:
     servers = start_shards(start_server, sizes={**SIZES, "s2": 8})
@@ -59,6 +60,7 @@ def test_while_a_shard_fills_every_batch_is_uniform_over_what_it_was_drawn_from(
         assert learner.router.epoch == 3, "what only grows is no new membership"
 
 
+@pytest.mark.slow
 def test_stratified_counts_are_fixed_and_local_takes_its_own(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = start_shards(start_server)
     run_dir = run_dir_of(servers)
@@ -102,6 +104,7 @@ def test_batches_have_two_addresses_and_end_with_the_next_sample(start_server: S
             batch.ids  # noqa: B018
 
 
+@pytest.mark.slow
 def test_by_priority_rows_come_by_their_share_of_all_masses_with_global_weights(start_server: Start) -> None:
     """Priority of a row is 1 + its step; alpha 1. What was never given one counts as its shard's largest: so each row is given one."""
     servers = start_shards(start_server, "--columns", "priority")
@@ -175,6 +178,7 @@ def test_sequences_and_n_steps_come_from_the_union(start_server: Start) -> None:
         assert set(learner.sample(64, n_step=3).n_steps.tolist()) <= {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_readiness_waits_for_each_floor_and_the_sum_and_names_what_is_missing(start_server: Start) -> None:
     servers = start_shards(start_server, sizes={"s0": 100, "s1": 0})
     run_dir = run_dir_of(servers)

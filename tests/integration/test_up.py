@@ -34,6 +34,7 @@ def wait_serving(child: Child, name: str, times: int = 1) -> None:
         time.sleep(0.02)  # the same words come again: no event tells the second time
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_started_again_and_sigterm_leaves_nothing(children: Children, run_dir: Path) -> None:
     up = start(children, run_dir, "--cpus", "2")
     for name in ("train-0", "train-1"):
