@@ -13,7 +13,8 @@ from support.processes import Children
 from replay_server import ReplayServer
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/rows.md")
+HOW_TO = ("cuda-graphs", "lock-step", "many-collectors", "offline-to-online")
+PAGES = ("README.md", "docs/rows.md", *(f"docs/how-to/{page}.md" for page in HOW_TO))
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOGETHER = ("collect.py", "learn.py")
 LONGEST_S = 60.0
