@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -146,8 +147,9 @@ def numbered(directory: Path) -> list[Path]:
     """The folders of snapshots in ``directory``, finished or not, oldest first."""
     try:
         found = [path for path in directory.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir()]
-    except OSError as error:
-        raise InvalidRequest(f"{directory} can't be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequest(f"{shown(str(directory))} can't be read: {reason}") from error
     return sorted(found, key=lambda path: int(path.name))
 
 
@@ -156,7 +158,7 @@ def newest(path: Path) -> Manifest:
 
     A newest one that is damaged is refused and not passed over: who wants an older one names it.
     """
-    if (path / MANIFEST).exists():
+    if os.path.exists(path / MANIFEST):  # Path.exists would raise for a path that can't be
         return Manifest.load(path)
     finished = [folder for folder in numbered(path) if (folder / MANIFEST).exists()]
     if not finished:
