@@ -12,6 +12,7 @@ class TestCpuRing(ReplayPromises):
         return Storage(server=(), device="cpu")
 
 
+@pytest.mark.slow
 class TestHostRing(ReplayPromises):
     @pytest.fixture
     def storage(self) -> Storage:

@@ -222,7 +222,22 @@ def assert_shows(found: Counterexample | None, promise: str, steps: tuple[str, .
         assert any(step in line for line in left), f"no step {step!r} where it is looked for:\n{found}"
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))
+QUICK = {
+    "floor without leases",
+    "credit at submit",
+    "clock read before the gather's end",
+    "no revocation",
+    "release without the lease's number",
+    "links completed after the event",
+    "gaps taken",
+}
+"""The others run with ``scripts/test model --all``."""
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [pytest.param(each, marks=() if each.name in QUICK else pytest.mark.slow, id=each.name.replace(" ", "-")) for each in MUTATIONS],
+)
 def test_without_the_guard_a_promise_breaks(mutation: Mutation) -> None:
     assert_shows(mutation.explore(), mutation.promise, mutation.steps)
 
