@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ReplayError
@@ -207,7 +208,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"replay-server {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serving(commands)
+    _add_watching(commands)
+    _add_operating(commands)
+    _add_doctor(commands)
+    _add_export(commands)
+    add_looking(commands, _reach)
+    add_snapshot(commands, _reach)
+    add_load(commands, _reach)
+    return parser
 
+
+def _add_serving(commands: Any) -> None:
     serve_help = "serve in the foreground until SIGTERM, SIGINT or `replay-server stop`"
     serve = commands.add_parser("serve", help=serve_help, epilog=EXIT_CODES_TEXT, allow_abbrev=False)
     _add_serve_options(serve)
@@ -222,6 +234,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve_options(up, but=("device", "parent_pid", "debug_profile"))
     up.set_defaults(run=_up)
 
+
+def _add_watching(commands: Any) -> None:
     status = commands.add_parser("status", allow_abbrev=False, help="print the status report", parents=[_reach()])
     status.add_argument("--json", action="store_true", help="the report as JSON (with --watch one line each)")
     status.add_argument("--watch", action="store_true", help="again and again until Ctrl-C")
@@ -233,6 +247,8 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two reports (default: 1)")
     top.set_defaults(run=_top)
 
+
+def _add_operating(commands: Any) -> None:
     set_ = commands.add_parser(
         "set", allow_abbrev=False, help="change samples-per-insert or tolerance of a running server", parents=[_reach()]
     )
@@ -252,6 +268,8 @@ def _parser() -> argparse.ArgumentParser:
     stop_trace.add_argument("--wait", type=float, default=5.0, metavar="SECONDS", help="for the clients to hand in (default: 5)")
     stop_trace.set_defaults(run=_trace, verb="stop")
 
+
+def _add_doctor(commands: Any) -> None:
     doctor_help = "check this machine, and say what to do about each finding"
     reach = _reach(20.0, "how long one try may take")
     doctor = commands.add_parser("doctor", allow_abbrev=False, help=doctor_help, epilog=EXIT_CODES_TEXT, parents=[reach])
@@ -259,6 +277,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
     doctor.set_defaults(run=_doctor)
 
+
+def _add_export(commands: Any) -> None:
     export_help = "serve metrics for Prometheus, health, the report and a page of charts by HTTP"
     reach = _reach(2.0, "how long one question to the server may take")
     export = commands.add_parser("export", allow_abbrev=False, help=export_help, epilog=EXIT_CODES_TEXT, parents=[reach])
@@ -268,11 +288,6 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--port", type=int, default=9108, help="port to listen on (default: 9108)")
     export.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two questions to the server (default: 1)")
     export.set_defaults(run=_export)
-
-    add_looking(commands, _reach)
-    add_snapshot(commands, _reach)
-    add_load(commands, _reach)
-    return parser
 
 
 def _add_serve_options(parser: argparse.ArgumentParser, but: Sequence[str] = ()) -> None:

@@ -1,17 +1,11 @@
 """Rows in a file of their own: npz for numpy, safetensors for the rest; whole or not at all.
 
-```
-safetensors   |length of the header, 8 bytes little-endian|header: JSON, padded to 8 bytes|tensors, one after the other|
-```
-
 Each field is an array ``dtype[n, *shape]``; ``_seq`` says which row is which. numpy has no bfloat16: an npz holds the uint16 of its bits.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,23 +16,9 @@ import numpy.typing as npt
 from replay_server_protocol.errors import InvalidRequest, ReplayError
 from replay_server_protocol.schema import Schema
 
-SEQ = "_seq"
+from replay_server.saved.tensor_file import Array, header_of
 
-_DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "bfloat16": "BF16",
-}
+SEQ = "_seq"
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -77,13 +57,6 @@ def write_rows(path: str, seqs: npt.NDArray[np.int64], fields: Arrays, schema: S
 
 
 def _write_safetensors(file: IO[bytes], arrays: Arrays, dtypes: Mapping[str, str]) -> None:
-    header: dict[str, object] = {}
-    end = 0
-    for name, array in arrays.items():
-        begin, end = end, end + array.nbytes
-        header[name] = {"dtype": _DTYPES[dtypes[name]], "shape": list(array.shape), "data_offsets": [begin, end]}
-    packed = json.dumps(header, separators=(",", ":")).encode()
-    packed += b" " * (-len(packed) % 8)
-    file.write(struct.pack("<Q", len(packed)) + packed)
+    file.write(header_of([Array(name, dtypes[name], len(array), array.shape[1:]) for name, array in arrays.items()], {}))
     for array in arrays.values():
         file.write(np.ascontiguousarray(array).data.cast("B") if array.size else b"")

@@ -184,11 +184,7 @@ def _collector(session: CollectorSession, store: Store | None, look: Look | None
 def _learner(session: LearnerSession, replay: Replay, look: Look | None) -> dict[str, object]:
     waiting = replay.requests.of(session.token)
     return {
-        "name": session.name,
-        "pid": session.hello.pid,
-        "state": session.state.value,
-        "is_mapped": session.is_proved,
-        "open_leases": replay.leases.count_of(session.token),
+        **_reader(session, replay),
         "batches": session.batches,
         "rows": session.rows,
         "batch_bytes": session.largest_batch_rows * (replay.store.schema.stride if replay.store else 0),
@@ -199,13 +195,17 @@ def _learner(session: LearnerSession, replay: Replay, look: Look | None) -> dict
 
 
 def _observer(session: ObserverSession, replay: Replay) -> dict[str, object]:
+    return {**_reader(session, replay), "reads": session.reads}
+
+
+def _reader(session: LearnerSession | ObserverSession, replay: Replay) -> dict[str, object]:
+    """What is told of everybody who maps the ring."""
     return {
         "name": session.name,
         "pid": session.hello.pid,
         "state": session.state.value,
         "is_mapped": session.is_proved,
         "open_leases": replay.leases.count_of(session.token),
-        "reads": session.reads,
     }
 
 

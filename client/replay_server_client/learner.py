@@ -138,18 +138,7 @@ class Learner:
 
         Raises ServerGone when none answers within ``timeout`` seconds, AttachRefused or SchemaMismatch when it refuses, InvalidRequest.
         """
-        if not isinstance(seed, int):
-            raise InvalidRequest(f"seed={shown(seed)}: an integer")
-        if not is_count(prefetch, 0) or prefetch > 16:
-            raise InvalidRequest(f"prefetch={shown(prefetch)}: batches made ready ahead, 0 to 16")
-        if not isinstance(compile, bool):
-            raise InvalidRequest(f"compile={compile!r}: True or False")
-        if schema is not None and not isinstance(schema, Schema):
-            raise SchemaMismatch(f"schema={shown(schema)}: make one with Schema.of(...)")
-        if run_id is not None:
-            check_name(run_id, "run_id")
-        if trace is not None and not isinstance(trace, Trace):
-            raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
+        _check_options(seed, prefetch, compile, schema, run_id, trace)
         learner_name = check_name(default_name() if name is None else name, "learner name")
         hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"learner {learner_name}")
@@ -404,6 +393,22 @@ def default_name() -> str:
     """A learner's name where none is given."""
     rank = os.environ.get("RANK", "")
     return f"rank{rank}" if rank.isdecimal() else "learner"
+
+
+def _check_options(seed: object, prefetch: int, compiles: object, schema: object, run_id: str | None, trace: object) -> None:
+    """Raises InvalidRequest, or SchemaMismatch, naming the argument of ``connect`` that can't be."""
+    if not isinstance(seed, int):
+        raise InvalidRequest(f"seed={shown(seed)}: an integer")
+    if not is_count(prefetch, 0) or prefetch > 16:
+        raise InvalidRequest(f"prefetch={shown(prefetch)}: batches made ready ahead, 0 to 16")
+    if not isinstance(compiles, bool):
+        raise InvalidRequest(f"compile={compiles!r}: True or False")
+    if schema is not None and not isinstance(schema, Schema):
+        raise SchemaMismatch(f"schema={shown(schema)}: make one with Schema.of(...)")
+    if run_id is not None:
+        check_name(run_id, "run_id")
+    if trace is not None and not isinstance(trace, Trace):
+        raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
 
 
 def _hosted(arrays: Mapping[str, object]) -> Mapping[str, object]:

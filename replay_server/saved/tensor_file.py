@@ -67,7 +67,7 @@ class Array(NamedTuple):
 
 def header_of(arrays: Sequence[Array], metadata: Mapping[str, str]) -> bytes:
     """The file's beginning, up to its first array; the same for the same arrays."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for array in arrays:
         entries[array.name] = {
