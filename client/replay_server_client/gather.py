@@ -238,6 +238,7 @@ class _StreamGather:
 
     def lend(self) -> None:
         """Nothing to order: the host saw the gather complete, so work queued from now on reads what it wrote."""
+        self._current_stream()
 
     def give_back(self) -> None:
         self._returned.record(self._current_stream())
@@ -246,11 +247,15 @@ class _StreamGather:
         return bool(self._returned.query())
 
     def _current_stream(self) -> torch.cuda.Stream:
-        """The caller's current stream. Its object is looked up by the raw handle: making a new one each time costs 5 us."""
+        """The caller's current stream, where a batch is read: its memory is not used again before the work that is queued there.
+
+        Its object is looked up by the raw handle: making a new one each time costs 5 us.
+        """
         handle = torch._C._cuda_getCurrentRawStream(self._device_index)
         stream = self._streams.get(handle)
         if stream is None:
             stream = self._streams[handle] = torch.cuda.current_stream(self._device)
+            self._memory.block.record_stream(stream)
         return stream
 
 

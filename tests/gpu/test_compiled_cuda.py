@@ -64,6 +64,7 @@ def batches(ring: RingTensors, request: Request, how: HowToRun) -> list[dict[str
             graph.replay()
             stream.synchronize()
             found.append({"rows": memory.rows.clone(), **{name: result.clone() for name, result in memory.results.items()}})
+        stream.synchronize()  # before the batch's memory is free: the allocator doesn't know that this stream still copies it
     return found
 
 
