@@ -13,7 +13,7 @@ import pytest
 import torch
 from replay_server_client import Collector, Learner, Schema
 from support.fault_run import outcomes, told
-from support.gpu import MIB, used_bytes, wait_used_at_most
+from support.gpu import MIB, settled_bytes, wait_used_at_most
 from support.markers import MARKERS, marker_steps
 from support.processes import Children
 from support.reports import report_of, wait_report
@@ -52,7 +52,7 @@ def test_learners_killed_as_soon_as_they_have_mapped_the_ring_leave_nothing(
 ) -> None:
     server = start_server(*CUDA, "--capacity", "36000")
     write(server, 0, 512)
-    baseline = used_bytes()
+    baseline = settled_bytes()
     for _ in range(4):
         victims = [children.run(map_the_ring, server.name, str(server.run_dir)) for _ in range(KILLS // 4)]
         for victim in victims:

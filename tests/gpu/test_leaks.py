@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from replay_server_client import Collector, Learner, Schema, ServerClosing
-from support.gpu import MIB, used_bytes, wait_used_at_most
+from support.gpu import MIB, settled_bytes, used_bytes, wait_used_at_most
 from support.processes import Children
 from support.reports import report_of, wait_report
 from support.servers import ServerProcess, spawn_server
@@ -99,7 +99,7 @@ def sample_until_killed(name: str, run_dir: str) -> None:
 def test_learners_killed_in_the_middle_of_sampling_leave_nothing(start_server: Callable[..., ServerProcess], children: Children) -> None:
     server = start_server(*OPTIONS)
     fill(server, 0)
-    baseline = used_bytes()
+    baseline = settled_bytes()
     for _ in range(2):
         victims = [children.run(sample_until_killed, server.name, str(server.run_dir)) for _ in range(KILLS // 2)]
         for victim in victims:
@@ -114,7 +114,7 @@ def test_learners_killed_in_the_middle_of_sampling_leave_nothing(start_server: C
 
 
 def test_a_mapping_outlives_the_killed_server_and_is_free_once_the_learner_lets_go(children: Children, crash_dir: Path) -> None:
-    baseline = used_bytes()
+    baseline = settled_bytes()
     server = spawn_server(children, crash_dir, *OPTIONS)
     with attach(server, prefetch=0) as learner:
         fill(server, 0)
@@ -140,7 +140,7 @@ def test_a_mapping_outlives_the_killed_server_and_is_free_once_the_learner_lets_
 
 
 def test_a_stopped_server_gives_all_device_memory_back(children: Children, crash_dir: Path) -> None:
-    baseline = used_bytes()
+    baseline = settled_bytes()
     server = spawn_server(children, crash_dir, *OPTIONS)
     fill(server, 0)
     assert used_bytes() >= baseline + RING_BYTES

@@ -9,6 +9,7 @@ import torch
 MIB = 1 << 20
 _WITHIN_S = 15.0
 _ASK_AGAIN_S = 0.02
+_SETTLED_S = 1.0
 
 
 def warm_up() -> None:
@@ -37,6 +38,17 @@ def used_bytes() -> int:
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return total_bytes - free_bytes
+
+
+def settled_bytes(within_s: float = _WITHIN_S) -> int:
+    """Memory in use before a test begins: once it has stopped falling, for processes that ended before may still be giving theirs back."""
+    end = time.monotonic() + within_s
+    least, since = used_bytes(), time.monotonic()
+    while (now := time.monotonic()) < since + _SETTLED_S and now < end:
+        time.sleep(_ASK_AGAIN_S)
+        if (used := used_bytes()) < least:
+            least, since = used, now
+    return least
 
 
 def wait_used_at_most(limit_bytes: int, within_s: float = _WITHIN_S) -> int:
