@@ -28,6 +28,7 @@ from replay_server_client.conversation import IDLE_NAP_S, Conversation, R
 from replay_server_client.deadline import Deadline
 from replay_server_client.mapping import is_for_one_thread
 from replay_server_client.proven_ring import ProvenRing
+from replay_server_client.side_stream import SideStreams
 from replay_server_client.wake import Wake
 
 _SHORT_NAP_S = 0.001
@@ -52,6 +53,7 @@ class Engine:
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)  # never entered itself: Ctrl-C inside its __enter__ would leave the lock held for ever
         self._is_driven_by_caller = False
+        self.side_streams = SideStreams()
         self._is_closed = False
         self._spin_s = spin_s()
         self._is_abandoned = False
@@ -169,6 +171,7 @@ class Engine:
         self._end_thread()
         with self._lock:
             self.conversation.let_go()
+            self.side_streams.give_back()
             self.connection.close()
         self._wake.close()
 
@@ -227,7 +230,7 @@ class Engine:
     def _relax(self) -> bool:
         """Lets this thread use CUDA while the caller captures a graph. False while it isn't known whether CUDA will be used."""
         ring = self.conversation.ring
-        if ring is not None and ring.stream is not None:
+        if ring is not None and ring.device.type == "cuda":
             with contextlib.suppress(ImportError):  # a ring in host memory needs no cuda-bindings
                 from replay_server_client.mapping_cuda import relax_capture_mode
 

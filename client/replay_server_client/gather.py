@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from replay_server_protocol.errors import InvalidRequest
@@ -23,6 +23,7 @@ from replay_server_client.draw import PARAMETERS, Parameters
 from replay_server_client.mapping import Ring
 from replay_server_client.recipe import Recipe, take_by_numpy, take_by_torch
 from replay_server_client.ring_tensors import RingTensors
+from replay_server_client.side_stream import SideStream, SideStreams
 from replay_server_client.write_back import WriteBack
 
 Work = Callable[[], None]
@@ -70,13 +71,14 @@ class Gather(Protocol):
         """Who counts what became of writes: of the batch buffer, and of the memory in which it is filled if that is another."""
 
 
-def make_gather(ring: Ring, memory: BatchBuffer, how: HowToRun = plain) -> Gather:
+def make_gather(ring: Ring, memory: BatchBuffer, side_streams: SideStreams, how: HowToRun = plain) -> Gather:
     """To be called by the caller's thread. ``how`` the recipe's pure functions are run."""
     if ring.is_for_one_thread:
         return OneThreadGather(memory, how)
-    if ring.stream is None:
+    if ring.device.type != "cuda":
         return HostGather(memory, how)
-    return StagedGather(memory, ring.stream, how) if ring.is_staged else CudaGather(memory, ring.stream, ring.graph_pool, how)
+    side = side_streams.on(ring.device)
+    return StagedGather(memory, side, how) if ring.is_staged else CudaGather(memory, side, how)
 
 
 class HostGather:
@@ -211,10 +213,11 @@ class _HostFill:
 class _StreamGather:
     """What both gathers onto a GPU share: the stream and the two events."""
 
-    def __init__(self, memory: BatchBuffer, stream: torch.cuda.Stream) -> None:
+    def __init__(self, memory: BatchBuffer, side: SideStream) -> None:
         self._memory = memory
         self.write_backs: tuple[WriteBack, ...] = (memory.write_back,)
-        self._stream = stream
+        self._side = side
+        self._stream = side.stream
         self._device = memory.rows.device
         self._done = torch.cuda.Event()
         self._returned = torch.cuda.Event()
@@ -262,18 +265,16 @@ class _StreamGather:
 class CudaGather(_StreamGather):
     """Ring and batch on one GPU: the parameters are copied from pinned memory, the recipe replayed as one CUDA graph.
 
-    Gathers of one stream share a graph pool: their graphs run one after the other, and leave nothing behind in it.
+    Gathers of one stream share its graph pool: their graphs run one after the other, and leave nothing behind in it.
     """
 
-    def __init__(self, memory: BatchBuffer, stream: torch.cuda.Stream, pool: Any = None, how: HowToRun = plain) -> None:
-        super().__init__(memory, stream)
-        self._pool = pool
+    def __init__(self, memory: BatchBuffer, side: SideStream, how: HowToRun = plain) -> None:
+        super().__init__(memory, side)
         self._how = how
         self._parameters = torch.zeros(PARAMETERS, dtype=torch.int64, pin_memory=True)
         self._host = self._parameters.numpy()
         self._recipe: Recipe | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._last_graph: torch.cuda.CUDAGraph | None = None
 
     def bind(self, ring: RingTensors) -> None:
         with torch.cuda.stream(self._stream):
@@ -284,11 +285,11 @@ class CudaGather(_StreamGather):
             self._follow()  # loads the kernels, which a capture must not; row 0 is read without a lease and thrown away
             self._memory.write_back.counts.copy_(counts)
             self._stream.synchronize()
-            self._graph, self._last_graph = self._capture(), None
+            self._graph = self._capture()
 
     def unbind(self) -> None:
         super().unbind()
-        self._last_graph = self._graph or self._last_graph  # never replayed: a pool ends with its last graph, and is of no use after that
+        self._side.last_graph = self._graph or self._side.last_graph
         self._recipe = self._graph = None
 
     def submit(self, parameters: Parameters) -> None:
@@ -316,7 +317,7 @@ class CudaGather(_StreamGather):
         """
         graph = torch.cuda.CUDAGraph()
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._side.graph_pool, capture_error_mode="thread_local")
             try:
                 self._follow()
             finally:
@@ -330,8 +331,8 @@ class CudaGather(_StreamGather):
 class StagedGather(_StreamGather):
     """Ring in host memory, batch on a GPU: gathered on the CPU into pinned memory, then copied."""
 
-    def __init__(self, memory: BatchBuffer, stream: torch.cuda.Stream, how: HowToRun = plain) -> None:
-        super().__init__(memory, stream)
+    def __init__(self, memory: BatchBuffer, side: SideStream, how: HowToRun = plain) -> None:
+        super().__init__(memory, side)
         self._host = BatchBuffer(memory.number, memory.schema, memory.request, torch.device("cpu"), pin_memory=True)
         self.write_backs = (memory.write_back, self._host.write_back)
         self._fill = _HostFill(self._host, how)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from replay_server_protocol.errors import AttachRefused, InvalidRequest, ProtocolViolation, SchemaMismatch, shown
@@ -54,15 +54,12 @@ class HostMapping:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One generation's ring as this learner uses it. Batches lie on ``device``; on CUDA ``stream`` is theirs, with high priority, and
-    ``graph_pool`` the memory of the graphs that run on it."""
+    """One generation's ring as this learner uses it. Batches lie on ``device``."""
 
     at: RingAt
     schema: Schema
     mapping: RingMapping
     device: torch.device
-    stream: torch.cuda.Stream | None
-    graph_pool: Any = None  # torch's type for it is private
 
     @property
     def is_staged(self) -> bool:
@@ -116,9 +113,7 @@ def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) 
     if chosen.type == "mps" and (doubles := [field.name for field in schema if field.dtype == "float64"]):
         raise AttachRefused(f"MPS has no float64, the dtype of {', '.join(doubles)}: make that float32, or connect with device='cpu'")
     mapping = _map_cuda(at, schema, chosen, server_pid) if at.storage == "cuda" else HostMapping(at, schema)
-    if chosen.type != "cuda":
-        return Ring(at, schema, mapping, chosen, None)
-    return Ring(at, schema, mapping, chosen, torch.cuda.Stream(chosen, priority=-1), torch.cuda.graph_pool_handle())
+    return Ring(at, schema, mapping, chosen)
 
 
 def _place(at: RingAt, device: str) -> torch.device:

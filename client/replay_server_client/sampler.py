@@ -269,7 +269,7 @@ class Sampler:
 
     def _make_place(self, ring: Ring, index: int) -> Place:
         memory = BatchBuffer(index, ring.schema, self.request, ring.device)
-        return Place(memory, make_gather(ring, memory, self._how), self.counters.batches + 1 + index)
+        return Place(memory, make_gather(ring, memory, self._engine.side_streams, self._how), self.counters.batches + 1 + index)
 
     def advance(self, now_ns: int) -> bool:
         """Hands in what was gathered and asks for what became free: that is the prefetch. True if a message was sent."""

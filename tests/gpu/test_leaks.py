@@ -24,7 +24,7 @@ RING_BYTES = 40_000 * ROWS.stride
 OPTIONS = ("--device", "cuda", "--capacity", "36000", "--headroom", "4000", "--slot-rows", "512")
 SLACK_BYTES = 4 * MIB
 """Two blocks of the driver's; a leaked ring has 80 MB."""
-RESTARTS, LEASES, KILLS = 50, 100_000, 20
+RESTARTS, LEASES, KILLS, LEARNERS = 50, 100_000, 20, 24
 
 
 def fill(server: ServerProcess, first: int, n: int = 512) -> int:
@@ -84,6 +84,27 @@ def test_memory_descriptors_and_addresses_are_flat_over_100_000_leases_of_two_le
     del learner, learners, one, two
     gc.collect()
     assert torch.cuda.memory_allocated() == allocated, "batch buffers outlive their learner"
+
+
+@pytest.mark.parametrize("compile_", [False, True])
+def test_learners_one_after_the_other_hold_no_more_than_the_first(start_server: Callable[..., ServerProcess], compile_: bool) -> None:
+    """torch keeps memory for each stream and each graph pool that it has seen."""
+    server = start_server(*OPTIONS, "--columns", "link,priority")
+    fill(server, 0)
+    reserved: list[int] = []
+    for number in range(LEARNERS):
+        learner = attach(server, prefetch=number % 3, compile=compile_)
+        for _ in range(2):
+            learner.sample(2048)
+            learner.sample(2048, by="priority")
+            learner.sequences(32, length=16)
+        if number % 4:
+            learner.close()
+        del learner  # dropped without a word, one in four
+        gc.collect()
+        reserved.append(torch.cuda.memory_reserved())
+    wait_report(server, lambda found: not found["learners"])
+    assert max(reserved[6:]) <= max(reserved[:6]) + SLACK_BYTES, [round(each / MIB) for each in reserved]
 
 
 def sample_until_killed(name: str, run_dir: str) -> None:
