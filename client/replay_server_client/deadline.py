@@ -27,6 +27,10 @@ class Deadline:
         """Seconds left, never below 0; infinite for None."""
         return max(0.0, self._end - time.monotonic())
 
+    def put_off(self, seconds: float) -> None:
+        """Not all that took time was waiting."""
+        self._end += seconds
+
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started

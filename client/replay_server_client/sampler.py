@@ -96,7 +96,8 @@ class Sampler:
         batches made ready ahead were drawn with those before. They are 0.6 and 0.4 at first.
 
         The batch before it ends with this call: its batch buffer is filled again once the work queued so far on the caller's current
-        stream is done. Costs a few microseconds when the batch is ready; waits up to ``timeout`` seconds otherwise.
+        stream is done. Costs a few microseconds when the batch is ready; waits up to ``timeout`` seconds otherwise. Getting ready for a
+        ring, at the first batch, comes on top: graphs are captured, and with ``compile`` code is compiled for seconds.
 
         Raises InvalidRequest for what can never be met, ReplayTimeout naming what was missing, ServerClosing, ServerGone.
         """
@@ -190,8 +191,16 @@ class Sampler:
         deadline = Deadline(timeout)
         self._min_committed = min_committed
         self._is_waited_for = True
+
+        def is_ready() -> bool:
+            begin_s, ring = time.monotonic(), self._ring
+            answer = self._is_ready()
+            if self._ring is not ring:
+                deadline.put_off(time.monotonic() - begin_s)  # graphs captured, or code compiled for many seconds: that was no wait for rows
+            return answer
+
         try:
-            if not self._engine.drive(self._is_ready, deadline):
+            if not self._engine.drive(is_ready, deadline):
                 raise self._timeout(deadline)
         finally:
             self._is_waited_for = False

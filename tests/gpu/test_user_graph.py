@@ -167,10 +167,13 @@ def test_a_dropped_batch_is_not_overwritten_under_work_of_the_stream_that_sample
         sampler = learner.sampler(BATCH_ROWS)
         with torch.cuda.stream(stream):
             batch = sampler.sample(timeout=WITHIN_S)
-            n_bytes = batch["obs"].untyped_storage().nbytes()
-            hold_stream(0.5)
-            copied, seqs = batch["mark"].clone(), batch.seqs.clone()
-    del learner, sampler, batch
+    del learner, sampler
+    gc.collect()  # the batch alone holds the memory now
+    n_bytes = batch["obs"].untyped_storage().nbytes()
+    with torch.cuda.stream(stream):
+        hold_stream(0.5)
+        copied, seqs = batch["mark"].clone(), batch.seqs.clone()
+    del batch
     gc.collect()
     others = [torch.full((n_bytes,), 255, dtype=torch.uint8, device="cuda") for _ in range(64)]
     torch.cuda.synchronize()

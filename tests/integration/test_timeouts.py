@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from replay_server_client import Collector, Learner, ReplayError, ReplayTimeout, Schema, ServerGone
+from replay_server_client.gather import HostGather
+from replay_server_client.ring_tensors import RingTensors
 from support.raw_client import RawCollector, RawLearner
 from support.servers import ServerProcess
 
@@ -69,6 +71,28 @@ def test_a_sample_ends_in_time_whatever_is_missing(start_server: Callable[..., S
             collector.flush()
             assert len(learner.sample(8)) == 8
             in_time(ReplayTimeout, 0.3, lambda t: learner.sample(8, min_committed=25, timeout=t), "25", "24")
+
+
+def test_getting_ready_for_a_ring_is_no_part_of_a_samples_timeout(
+    start_server: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where torch.compile takes 12 s at the first batch."""
+    bind = HostGather.bind
+
+    def bind_slowly(gather: HostGather, ring: RingTensors) -> None:
+        time.sleep(0.3)
+        bind(gather, ring)
+
+    monkeypatch.setattr(HostGather, "bind", bind_slowly)
+    server = start_server("--capacity", "100")
+    with (
+        Learner.connect(server.name, run_dir=server.run_dir, device="cpu", prefetch=0) as learner,
+        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
+    ):
+        collector.write({"mark": np.arange(12)})
+        collector.flush()
+        learner.wait_ready()
+        assert len(learner.sample(8, timeout=0.2)) == 8
 
 
 def test_writes_and_flushes_end_in_time_with_the_reason(start_server: Callable[..., ServerProcess]) -> None:
