@@ -196,7 +196,9 @@ class Sampler:
             begin_s, ring = time.monotonic(), self._ring
             answer = self._is_ready()
             if self._ring is not ring:
-                deadline.put_off(time.monotonic() - begin_s)  # graphs captured, or code compiled for many seconds: that was no wait for rows
+                deadline.put_off(
+                    time.monotonic() - begin_s
+                )  # graphs captured, or code compiled for many seconds: that was no wait for rows
             return answer
 
         try:
