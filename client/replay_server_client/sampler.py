@@ -195,10 +195,8 @@ class Sampler:
         def is_ready() -> bool:
             begin_s, ring = time.monotonic(), self._ring
             answer = self._is_ready()
-            if self._ring is not ring:
-                deadline.put_off(
-                    time.monotonic() - begin_s
-                )  # graphs captured, or code compiled for many seconds: that was no wait for rows
+            if self._ring is not ring:  # graphs were captured, or code was compiled for many seconds: that was no wait for rows
+                deadline.put_off(time.monotonic() - begin_s)
             return answer
 
         try:
