@@ -129,7 +129,7 @@ class AttachDesk:
         session.proof_step += 1
         if session.is_proved:
             session.happen(SessionEvent.MAPPED)
-            self._note_holders()
+            self.note_holders()
             self._replay.send(session, Proved(session.token, self._replay.generation))
         else:
             self._write_pattern(session, store)
@@ -159,7 +159,7 @@ class AttachDesk:
         if isinstance(session, CollectorSession):
             self.let_go(session)
         elif isinstance(session, MappingSession):
-            self._note_holders()
+            self.note_holders()
         log.info("ended %s: %s", session, why)
 
     def let_go(self, collector: CollectorSession) -> None:
@@ -412,7 +412,8 @@ class AttachDesk:
             layout.proof_cell(session.proof_number),
         )
 
-    def _note_holders(self) -> None:
+    def note_holders(self) -> None:
+        """Writes down who maps the ring, for the next server of this name."""
         proved = [learner for learner in self._replay.sessions.of(MappingSession) if learner.is_proved]
         holders = [RingHolder(s.hello.pid, s.hello.start_ticks, s.name, self._replay.generation) for s in proved]
         self._replay.directory.note_holders([*holders, *self._replay.directory.living_earlier_holders()])

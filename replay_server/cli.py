@@ -19,6 +19,7 @@ from replay_server import __version__
 from replay_server.config import ServerConfig
 from replay_server.exit_codes import EXIT_CODES_TEXT, UNSOUND, exit_code_of
 from replay_server.loading import add_command as add_load
+from replay_server.log_lines import occupy_standard_streams
 from replay_server.looking import add_commands as add_looking
 from replay_server.saved.manifest import Manifest
 from replay_server.snapshots import add_command as add_snapshot
@@ -31,6 +32,7 @@ _SHORTEST_INTERVAL_S = 0.05
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; errors go to stderr in one line that says what to do."""
+    occupy_standard_streams()
     options = _parser().parse_args(arguments)
     try:
         code: int = options.run(options)

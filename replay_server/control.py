@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 from replay_server_protocol.codec import client_codec, server_codec
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import InvalidRequest, ProtocolViolation
+from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import MAX_MESSAGE_BYTES, ClientMessage, ServerMessage
+
+from replay_server.doorway import Doorway
 
 _MOST_OTHERS = 64
 _MOST_UNSENT = 1000
@@ -23,7 +27,8 @@ class ControlSocket:
         Room for every slot of a collector, published and repeated: libzmq drops what a peer that dies beyond the mark had still sent.
         """
         self.most_unread = _MOST_OTHERS + 2 * depth
-        self.socket = bind_private(context, zmq.ROUTER, endpoints.control, MAX_MESSAGE_BYTES, self.most_unread, _MOST_UNSENT)
+        self.door = open_door(context, endpoints.control_path, MAX_MESSAGE_BYTES, self.most_unread, _MOST_UNSENT)
+        self.socket = self.door.socket
 
     def receive_nowait(self) -> tuple[bytes, ClientMessage | ProtocolViolation] | None:
         """The next message and who sent it; a malformed one comes as the violation it is. None when none is there."""
@@ -52,7 +57,7 @@ class ControlSocket:
         return True
 
     def close(self) -> None:
-        self.socket.close(linger=200)
+        self.door.close(linger_ms=200)
 
 
 def receive_nowait(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes, int] | None:
@@ -71,31 +76,34 @@ def receive_nowait(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes, int] | None
     return identity, frame, extra
 
 
-def bind_private(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, most_bytes: int, most_unread: int, most_unsent: int
-) -> zmq.Socket[bytes]:
-    """A bound socket that only processes of this uid can use: in a 0700 directory, mode 0600, and filtered by the peer's uid.
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A bound socket, and the doorway that leads to it."""
+
+    way: Doorway
+    socket: zmq.Socket[bytes]
+
+    def close(self, linger_ms: int) -> None:
+        self.way.close()
+        self.socket.close(linger=linger_ms)
+
+
+def open_door(context: zmq.Context[zmq.Socket[bytes]], path: Path, most_bytes: int, most_unread: int, most_unsent: int) -> Door:
+    """A ROUTER that only processes of this uid can use: in a 0700 directory, mode 0600, and filtered by the peer's uid.
 
     ``most_bytes`` is the largest frame; a peer that sends a larger one is cut off. ``most_unread`` and ``most_unsent`` bound the messages
     of one peer that wait to be read here and there. A peer beyond the first is not read on until some were taken: its own sends wait.
     Mandatory routing makes the second a refusal that the sender sees, where a ROUTER would else drop in silence; without handover a
     second peer of the same identity can't take over the first one's route.
     """
-    socket = context.socket(kind)
+    way = Doorway(path)
+    socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, most_bytes)
     socket.setsockopt(zmq.RCVHWM, most_unread)
     socket.setsockopt(zmq.SNDHWM, most_unsent)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.BACKLOG, 512)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)  # a connection that says nothing costs a descriptor no longer than that
     socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-    before = os.umask(0o177)
-    try:
-        socket.bind(address)
-    except zmq.ZMQError as error:
-        socket.close()
-        raise InvalidRequest(f"{address} can't be bound: {error.strerror}; free space there, or choose another --run-dir") from error
-    finally:
-        os.umask(before)
-    return socket
+    way.lead_to(socket)
+    return Door(way, socket)

@@ -37,6 +37,7 @@ class Counters:
     nonfinite_rows: int = 0
     stale_messages: int = 0
     bad_messages: int = 0
+    connections_refused: int = 0
     leases_revoked: int = 0
     batches_granted: int = 0
     batches_dropped: int = 0

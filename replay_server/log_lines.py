@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import sys
 from typing import TextIO
 
 _LONGEST = 4000
 """A pipe that is ready takes PIPE_BUF bytes, 4096 on Linux, at once."""
+
+
+def occupy_standard_streams() -> None:
+    """Opens /dev/null in place of standard streams that were closed when the process was started.
+
+    Else the next socket would get such a number, and whoever prints to stderr, libzmq among them, would write into it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for as long as the process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 class LogLines(logging.StreamHandler[TextIO]):

@@ -61,15 +61,30 @@ class RunDirectory:
         if isinstance(last_run, str) and last_run.isalnum():
             claimed.swept = sweep_segments(last_run)
         claimed.earlier_holders = [holder for holder in read_holders(endpoints) if holder.is_alive()]
-        me = ProcessIdentity.current()
-        entry = {"pid": me.pid, "start_ticks": me.start_ticks, "run_id": claimed.run_id, "generation": claimed.generation}
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(entry).encode(), 0)
-        except OSError as error:
+            claimed._sign(fd)
+        except InvalidRequest:
             claimed.release()
-            raise _no_lock(endpoints, error) from error
+            raise
         return claimed
+
+    def is_held(self) -> bool:
+        """Whether the lock file is still the one that this server holds: somebody may have removed it, and another server made its own."""
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(self._lock_fd), os.stat(self.endpoints.lock_path))
+        return False
+
+    def claim_again(self) -> None:
+        """Makes directory and lock again where they were removed. Raises AlreadyServing if another server has the name by now."""
+        self._is_made_here |= _make_private(self.endpoints)
+        fd = _lock(self.endpoints)
+        try:
+            self._sign(fd)
+        except InvalidRequest:
+            os.close(fd)
+            raise
+        os.close(self._lock_fd)
+        self._lock_fd = fd
 
     def living_earlier_holders(self) -> list[RingHolder]:
         """Learners of earlier lives that still run: they may keep an old ring's memory."""
@@ -89,12 +104,22 @@ class RunDirectory:
     def release(self) -> None:
         """Removes every file of this server, and the directory if this life made it and nobody else uses it, and gives the name up."""
         self.swept += sweep_segments(self.run_id)
-        for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
-            path.unlink(missing_ok=True)
+        if self.is_held():  # else they are those of another server of this name
+            for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
+                path.unlink(missing_ok=True)
         os.close(self._lock_fd)
         if self._is_made_here:
             with contextlib.suppress(OSError):  # another server's files are in it
                 self.endpoints.run_dir.rmdir()
+
+    def _sign(self, lock_fd: int) -> None:
+        me = ProcessIdentity.current()
+        entry = {"pid": me.pid, "start_ticks": me.start_ticks, "run_id": self.run_id, "generation": self.generation}
+        try:
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, json.dumps(entry).encode(), 0)
+        except OSError as error:
+            raise _no_lock(self.endpoints, error) from error
 
 
 def _make_private(endpoints: Endpoints) -> bool:

@@ -21,6 +21,7 @@ from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
 from replay_server.descriptors import require_descriptors
 from replay_server.dispatch import Dispatch
+from replay_server.entrance import Entrance
 from replay_server.explain import flow_state, stalls
 from replay_server.leases import Lease
 from replay_server.replay import Phase, Replay
@@ -67,6 +68,7 @@ class Server:
             self.replay = Replay.build(config, self._directory, device, self._context, time.monotonic())
             self._status = StatusSocket(self._context, self.replay)
             undo.pop_all()
+        self._entrance = Entrance(self._directory, (self.replay.control.door, self._status.door), self.replay.counters)
         self._desk = AttachDesk(self.replay)
         self._dispatch = Dispatch(self.replay, self._desk, self.stop)
         self._signals = signals
@@ -104,6 +106,7 @@ class Server:
     def _serve(self) -> None:
         while not self._is_finished():
             self._wait()
+            self._entrance.mind(time.monotonic())
             self._receive()
             self._made_progress |= self._desk.restore()
             self._drain()
@@ -173,7 +176,13 @@ class Server:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (self.replay.control.socket, self._status.socket, self.replay.deaths.fileno(), self._signals):
+        doors = (self.replay.control.door, self._status.door)
+        for source in (
+            *(door.socket for door in doors),
+            *(door.way.fileno() for door in doors),
+            self.replay.deaths.fileno(),
+            self._signals,
+        ):
             if source is not None:
                 poller.register(source, zmq.POLLIN)
         parent = self.replay.config.parent_pid
@@ -358,6 +367,8 @@ class Server:
             for line in self._stall_log.tell(stalls(self.replay, self._desk.why_no_ring), time.monotonic_ns()):
                 log.warning("%s", line)
         self._tell_unlinked()
+        if self._entrance.find_files(now_s):
+            self._desk.note_holders()
         if self._schedule is not None and self.replay.phase is not Phase.CLOSING:
             store = self.replay.store
             self._schedule.tend(now_s, has_rows=store is not None and store.ring.size > 0)

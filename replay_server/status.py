@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import zmq
 
-from replay_server.control import bind_private, receive_nowait
+from replay_server.control import open_door, receive_nowait
 from replay_server.counters import Latency
 from replay_server.explain import Look, flow_state
 from replay_server.replay import Replay, Store
@@ -29,7 +29,8 @@ class StatusSocket:
     """Answers the one-frame request ``status`` with the report as JSON."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], replay: Replay) -> None:
-        self.socket = bind_private(context, zmq.ROUTER, replay.directory.endpoints.status, _MOST_BYTES, _MOST_UNREAD, _MOST_UNSENT)
+        self.door = open_door(context, replay.directory.endpoints.status_path, _MOST_BYTES, _MOST_UNREAD, _MOST_UNSENT)
+        self.socket = self.door.socket
         self._replay = replay
         self._rest_until_s = 0.0
         self._look_at_s = 0.0
@@ -61,7 +62,7 @@ class StatusSocket:
         return self._rest_until_s
 
     def close(self) -> None:
-        self.socket.close(linger=0)
+        self.door.close(linger_ms=0)
 
 
 def report(replay: Replay) -> dict[str, object]:

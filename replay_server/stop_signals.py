@@ -1,4 +1,8 @@
-"""SIGTERM and SIGINT as something a poller can wait for. Made before the sockets are bound: a signal that comes early is not lost."""
+"""Signals that ask for a stop as something a poller can wait for. Made before the sockets are bound: one that comes early is not lost.
+
+SIGTERM, SIGINT, and SIGHUP where it was not ignored at the start (nohup): its terminal is gone. SIGUSR1 and SIGUSR2 change nothing: batch
+systems send them to every process of a job, to warn the script among them. SIGQUIT and SIGKILL end the process as a crash does.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,12 @@ class StopSignals:
         self._untaken = 0
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        self._stopping = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if hangs_up else (signal.SIGTERM, signal.SIGINT)
+        for number in self._stopping:
             signal.signal(number, self._note)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
 
     def fileno(self) -> int:
         return self._read_fd
@@ -32,7 +40,7 @@ class StopSignals:
 
     def ignore(self) -> None:
         """From here on another signal changes nothing: the process is about to end in good order."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._stopping:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
         os.close(self._read_fd)

@@ -12,7 +12,7 @@ from replay_server_protocol.process import spin_s
 
 from replay_server import cgroup
 from replay_server.config import ServerConfig
-from replay_server.descriptors import OF_A_CLIENT, RESERVE
+from replay_server.descriptors import OF_A_CLIENT, Room
 from replay_server.doctor.child import python, started
 from replay_server.doctor.finding import Finding, failure, ok, warning
 from replay_server.doctor.scene import Scene, pid_behind
@@ -86,7 +86,7 @@ def descriptors(scene: Scene) -> Finding:
     """Open files: each client takes a few in the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _MOST_WANTED if hard == resource.RLIM_INFINITY else hard
-    clients = max(0, (limit - 2 * RESERVE) // OF_A_CLIENT)
+    clients = max(0, (limit - 32 - Room.of_limit(limit).reserve) // OF_A_CLIENT)
     found = f"limit {soft:,}, which a server raises to {limit:,}: about {clients:,} clients"
     remedy = f"ulimit -Hn {_MOST_WANTED} (as root); docker: --ulimit nofile={_MOST_WANTED}; systemd: LimitNOFILE={_MOST_WANTED}"
     defaults = ServerConfig()

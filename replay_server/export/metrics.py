@@ -49,6 +49,7 @@ _COUNTERS = (
     ("nonfinite_rows", "Rows with NaN or infinity that were kept.", "nonfinite_rows"),
     ("stale_messages", "Messages of another session or generation.", "stale_messages"),
     ("bad_messages", "Messages that were malformed or not allowed.", "bad_messages"),
+    ("refused_connections", "Connections turned away while too few files could be opened.", "connections_refused"),
     ("leases_revoked", "Leases whose deadline passed.", "leases_revoked"),
     ("batches_granted", "Leases opened.", "batches_granted"),
     ("batches_dropped", "Batches given back unused or orphaned by a death.", "batches_dropped"),

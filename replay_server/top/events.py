@@ -14,6 +14,7 @@ _COUNTED = {
     "nonfinite_rows": "rows kept that are not finite",
     "leases_revoked": "leases revoked: a learner held one longer than --lease",
     "bad_messages": "bad messages",
+    "connections_refused": "connections turned away: too few files may be opened",
     "stale_messages": "messages of an earlier session or generation",
     "sessions_lost": "sessions lost",
 }

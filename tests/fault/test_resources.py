@@ -194,6 +194,22 @@ def test_a_server_raises_its_own_limit_so_that_silent_connections_do_not_end_it(
         assert_serves(server)
 
 
+def test_silent_connections_that_use_up_every_descriptor_keep_out_newcomers_alone(serve_within: Start) -> None:
+    server = serve_within(shell("ulimit -n 256"), *SMALL)
+    with RawCollector(server.endpoints, MARKERS) as collector, contextlib.ExitStack() as silent:
+        for _ in range(400):
+            connection = silent.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(5.0)
+            connection.connect(str(server.endpoints.control_path))
+        for number in range(1, 4):
+            collector.publish(number, number % 2, 16)
+            assert collector.wait_credit(number).committed == 16 * number
+        server.child.wait_for("nobody new is let in")
+        silent.close()
+        assert_serves(server)
+        assert report_of(server)["counters"]["connections_refused"] > 100
+
+
 def steps_committed_with_many_files_open(name: str, run_dir: str, files: int) -> int:
     import os
     import resource

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import jsonschema
 import pytest
 from replay_server_client import Collector, Schema, ServerClosing, ServerGone
 from replay_server_protocol.segment import segment_dir
+from support.processes import Children
 from support.raw_client import RawClient, RawCollector
 from support.reports import report_of
-from support.servers import ServerProcess
+from support.servers import ServerProcess, spawn_server
 
 SCHEMA = Schema.of(obs=("float32", 3), reward="float32")
 
@@ -166,12 +168,29 @@ def test_a_server_without_memory_for_its_schema_ends_with_4_and_leaves_nothing(c
     assert list(crash_dir.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_stop_in_good_order(server: ServerProcess, number: signal.Signals) -> None:
     server.child.send_signal(number)
     assert server.child.wait() == 0
     with pytest.raises(ServerGone):
         report_of(server, 0.1)
+
+
+def test_signals_meant_for_others_change_nothing(children: Children, run_dir: Path) -> None:
+    """Batch systems send SIGUSR1 to all processes of a job; nohup lets a server outlive its terminal."""
+    server = spawn_server(children, run_dir, within=("nohup",))
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        server.child.send_signal(number)
+    assert report_of(server)["pid"] == server.pid
+    assert server.stop() == 0
+
+
+def test_a_server_without_standard_streams_serves_as_ever(children: Children, run_dir: Path) -> None:
+    server = spawn_server(children, run_dir, within=("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-'))
+    opened = {os.readlink(f"/proc/{server.pid}/fd/{number}") for number in range(3)}
+    assert opened == {os.devnull}, "a socket of that number would be written to by whoever prints"
+    assert report_of(server)["pid"] == server.pid
+    assert server.stop() == 0
 
 
 def test_an_unknown_verb_ends_with_2() -> None:

@@ -19,7 +19,7 @@ from replay_server.export.metrics import PREFIX, registry_of
 from replay_server.export.record import Look, Record
 
 CHECKOUT = Path(__file__).parents[2]
-UNITS = ("seconds", "bytes", "ratio", "rows", "slots", "messages", "batches", "sessions", "leases", "credits")
+UNITS = ("seconds", "bytes", "ratio", "rows", "slots", "messages", "batches", "sessions", "leases", "credits", "connections")
 NO_UNIT = {"up", "build_info", "looks", "restarts", "phase", "flow_state", "leases_revoked", "batches_granted", "batches_dropped"}
 NO_UNIT |= {"sessions_opened", "sessions_lost", "collectors", "learners"}
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,3 +133,22 @@ def test_a_symbolic_link_is_no_run_directory(crash_dir: Path) -> None:
     (crash_dir / "link").symlink_to(crash_dir / "real")
     with pytest.raises(InvalidRequest, match="directory"):
         RunDirectory.claim(Endpoints.resolve("one", crash_dir / "link"))
+
+
+def test_a_lock_that_was_removed_is_taken_again_unless_another_server_was_faster(endpoints: Endpoints) -> None:
+    first = RunDirectory.claim(endpoints)
+    assert first.is_held()
+    shutil.rmtree(endpoints.run_dir)
+    assert not first.is_held()
+    first.claim_again()
+    assert first.is_held()
+    with pytest.raises(AlreadyServing):
+        RunDirectory.claim(endpoints)
+    shutil.rmtree(endpoints.run_dir)
+    second = RunDirectory.claim(endpoints)
+    with pytest.raises(AlreadyServing, match=f"pid {os.getpid()}"):
+        first.claim_again()
+    first.release()
+    assert second.is_held(), "the first one leaves what is not its own"
+    second.release()
+    assert not endpoints.run_dir.exists()
