@@ -126,7 +126,7 @@ class AttachDesk:
             )
             self.refuse(session, "Proof", error)
             return
-        session.proof_step += 1
+        session.proof_step, session.transport = session.proof_step + 1, proof.transport
         if session.is_proved:
             session.happen(SessionEvent.MAPPED)
             self.note_holders()
@@ -359,6 +359,7 @@ class AttachDesk:
                 store.plan.layout.link is not None,
                 finite_fields(config, store.schema),
                 config.return_gamma,
+                session.copied_as[:MAX_TEXT],
             ),
         )
 

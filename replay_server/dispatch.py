@@ -149,7 +149,8 @@ class Dispatch:
         self._replay.send(session, capture(self._replay, self._replay.store, session.token, message.number))
 
     def _end_look(self, session: ObserverSession, message: Release) -> None:
-        if self._replay.leases.release(message.lease, session.token) is None:
+        leases = self._replay.leases
+        if leases.release(message.lease, session.token) is None and leases.take_revoked(message.lease, session.token) is None:
             self._replay.counters.stale_messages += 1
         session.reads += 1
 
@@ -160,9 +161,9 @@ class Dispatch:
         replay = self._replay
         lease = replay.leases.release(message.lease, session.token)
         if lease is None:
-            replay.counters.stale_messages += 1
-            lease = replay.leases.take_revoked(message.lease, session.token) if message.is_used else None
-            if lease is not None:  # refunded when it was revoked, and used all the same
+            lease = replay.leases.take_revoked(message.lease, session.token)
+            replay.counters.stale_messages += lease is None or lease.rows > 0
+            if lease is not None and message.is_used:  # refunded when it was revoked, and used all the same
                 replay.flow.sample(lease.counted_rows)
                 session.refundable_rows += lease.counted_rows
         elif message.is_used:
@@ -172,6 +173,9 @@ class Dispatch:
         if not message.is_used:
             session.dropped += 1
             replay.counters.batches_dropped += 1
+        elif lease is not None and lease.rows:  # without rows it was a look
+            session.batches += 1
+            session.rows += lease.rows
 
     def _refund(self, session: LearnerSession, message: Unused) -> None:
         """Refunds what this session had, whatever it says: the band holds also beside a learner that miscounts."""

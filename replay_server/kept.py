@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from replay_server_protocol.endpoints import Endpoints
@@ -32,9 +33,13 @@ def check_fits(report: Mapping[str, Any], config: ServerConfig) -> None:
         raise AttachRefused(f"{who} already serves, with other options: {'; '.join(words)}; stop it, or choose another name")
 
 
+def log_path(endpoints: Endpoints) -> Path:
+    return endpoints.run_dir / f"{endpoints.name}.log"
+
+
 def open_log(endpoints: Endpoints) -> IO[bytes]:
     """RUN_DIR/NAME.log, to append to: what a kept server has to say once nobody holds its output. Raises InvalidRequest."""
-    path = endpoints.run_dir / f"{endpoints.name}.log"
+    path = log_path(endpoints)
     try:
         endpoints.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

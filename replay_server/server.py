@@ -301,8 +301,6 @@ class Server:
         for granted in grants:
             self._made_progress = True
             learner, lease = granted.learner, granted.lease
-            learner.batches += 1
-            learner.rows += lease.rows
             replay.counters.batches_granted += 1
             replay.grant_latency.note(now_ns - granted.asked_ns)
             replay.send(learner, grant_of(lease, granted.message))
@@ -322,7 +320,7 @@ class Server:
         for lease in expired:
             self._made_progress = True
             self.replay.flow.refund(lease.counted_rows)
-            self.replay.counters.leases_revoked += 1
+            self.replay.counters.leases_revoked += lease.rows > 0  # one without rows was a look, which no count knows of
             self._tell_revoked(lease, now_ns)
         if expired:
             self._trace("revoke", now_ns, leases=len(expired))

@@ -89,6 +89,7 @@ class MappingSession(Session):
 
     pattern: bytes | None = None  # what its proof cell holds now
     proof_number: int = 0  # names its proof cell
+    transport: str = ""  # how rows come to it; empty before its first proof
     proof_step: int = 0  # 0: not told of the ring, 1 and 2: patterns to read back, 3: proved
 
     @property
@@ -105,7 +106,7 @@ class ObserverSession(MappingSession):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LearnerSession(MappingSession):
-    """A learner, and what it drew."""
+    """A learner, and what it drew: ``batches`` of so many ``rows`` that it released as used."""
 
     batches: int = 0
     rows: int = 0

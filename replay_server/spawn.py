@@ -20,10 +20,11 @@ from replay_server_protocol.errors import AlreadyServing, InvalidRequest, Replay
 
 from replay_server.config import ServerConfig
 from replay_server.exit_codes import error_of
-from replay_server.kept import check_fits, open_log
+from replay_server.kept import check_fits, log_path, open_log
 
 _STOP_S = 10.0
 _LOOK_AGAIN_S = 0.05
+_LOG_BYTES = 1 << 16
 
 
 class ReplayServer:
@@ -36,6 +37,7 @@ class ReplayServer:
         self._own_dir = own_dir
         self._owner_pid = os.getpid()
         self._before: dict[str, str | None] = {}
+        self._log: IO[bytes] | None = None  # of a server that ends with this process
 
     @classmethod
     def spawn(
@@ -46,6 +48,7 @@ class ReplayServer:
         ``options`` are those of ``replay-server serve`` with underscores (``capacity=100_000, device="auto"``). Without a name a unique
         one is taken in a run directory of its own. The server's process group is its own, so that Ctrl-C reaches the script first. Exports
         REPLAY_SERVER_NAME and REPLAY_SERVER_RUN_DIR for clients of this process and its children. The server ends when this process does.
+        What it prints is read by ``log_lines``, also after its death, and from outside while it lives at ``/proc/PID/fd/2``.
 
         With ``keep`` the server is one that survives the script: the living one of that name (default: $REPLAY_SERVER_NAME, else
         "default"; run directory as for clients) if its options, schema and run are those asked for, else a new one, which logs to
@@ -66,8 +69,13 @@ class ReplayServer:
         own_dir = None if run_dir is not None else Path(tempfile.gettempdir()) / f"replay-{secrets.token_hex(4)}"  # the server makes it
         own_name = f"spawned-{os.getpid()}-{secrets.token_hex(3)}" if name is None else name
         endpoints = Endpoints.resolve(own_name, own_dir if run_dir is None else run_dir)
-        with tempfile.TemporaryFile() as log:
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - the server's for as long as it lives; without a name nothing is left of it
+        try:
             server = cls._start(endpoints, own_dir, {"parent_pid": str(os.getpid()), **texts}, timeout, log)
+        except BaseException:
+            log.close()
+            raise
+        server._log = log
         server._export()
         return server
 
@@ -118,8 +126,19 @@ class ReplayServer:
         return self._pid
 
     def status(self, timeout: float = 5.0) -> dict[str, Any]:
-        """The status report; raises ServerGone if the server doesn't answer within ``timeout`` seconds."""
+        """The status report; raises ServerGone if the server doesn't answer within ``timeout`` seconds, with its last words if it ended."""
+        process = self._process
+        if process is not None and (code := process.poll()) is not None:
+            raise ServerGone(f"server {self.name!r} (pid {self.pid}) ended with exit code {code}; its log ends: {_told(self.log_lines(5))}")
         return _query(self._endpoints, timeout)
+
+    def log_lines(self, last: int = 20) -> list[str]:
+        """The last lines that the server printed: also when it has died, until ``close``. Of a kept one those of RUN_DIR/NAME.log."""
+        if self._log is not None:
+            return _lines(self._log)[-last:]
+        with contextlib.suppress(OSError), open(log_path(self._endpoints), "rb") as log:
+            return _lines(log)[-last:]
+        return []
 
     def close(self) -> None:
         """Stops the server in good order, by force after 10 s, and removes its run directory if it was made here; forgets one that is
@@ -139,6 +158,9 @@ class ReplayServer:
             else:
                 os.environ[variable] = value
         self._before = {}
+        if self._log is not None:
+            self._log.close()
+            self._log = None
         if self._own_dir is not None:
             shutil.rmtree(self._own_dir, ignore_errors=True)
 
@@ -161,8 +183,8 @@ class ReplayServer:
                     return
                 time.sleep(0.02)  # another server of this name answers; ours is about to end, saying so
             if time.monotonic() >= end:
-                raise ReplayTimeout(f"server (pid {self.pid}) did not answer within {timeout:g} s of its start: {_last_line(log)}")
-        raise error_of(process.returncode, _last_line(log).removeprefix("replay-server: "))
+                raise ReplayTimeout(f"server (pid {self.pid}) did not answer within {timeout:g} s of its start: {_told(_lines(log)[-1:])}")
+        raise error_of(process.returncode, _told(_lines(log)[-1:]).removeprefix("replay-server: "))
 
 
 def _query(endpoints: Endpoints, timeout: float) -> dict[str, Any]:
@@ -182,7 +204,11 @@ def _text(option: str, value: object) -> str:
     raise InvalidRequest(f"{option}={shown(value)}: a text, a number or a list of texts")
 
 
-def _last_line(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"
+def _lines(log: IO[bytes]) -> list[str]:
+    """The lines at its end. The file's position is the server's, too, and stays where it is."""
+    size = os.fstat(log.fileno()).st_size
+    return os.pread(log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").strip().splitlines()
+
+
+def _told(lines: list[str]) -> str:
+    return " | ".join(lines) or "it printed nothing"

@@ -206,6 +206,7 @@ def _reader(session: LearnerSession | ObserverSession, replay: Replay) -> dict[s
         "pid": session.hello.pid,
         "state": session.state.value,
         "is_mapped": session.is_proved,
+        "transport": session.transport,
         "open_leases": replay.leases.count_of(session.token),
     }
 

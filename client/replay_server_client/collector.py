@@ -69,12 +69,14 @@ class Collector:
         linger: float = 0.1,
         run_id: str | None = None,
         trace: Trace | None = None,
+        require_zero_copy: bool = False,
     ) -> Self:
         """Attaches to ``server`` (default: $REPLAY_SERVER_NAME, else "default") and maps this collector's slots.
 
         ``lanes`` environments are interleaved in every ``write``. ``timeout`` is also the default of later waits; ``counted=False``
-        keeps the rows out of samples-per-insert; ``trace`` records writes, waits for credit and publishes. Waits for a server; raises
-        ServerGone if none came, ReplayTimeout if its ring did not, and what the server refused: SchemaMismatch, BudgetExceeded,
+        keeps the rows out of samples-per-insert; ``trace`` records writes, waits for credit and publishes. With ``require_zero_copy``
+        slots that the server's GPU can't read in place, since they can't be pinned, are refused by AttachRefused. Waits for a server;
+        raises ServerGone if none came, ReplayTimeout if its ring did not, and what the server refused: SchemaMismatch, BudgetExceeded,
         AttachRefused.
         """
         if not isinstance(schema, Schema):
@@ -83,6 +85,8 @@ class Collector:
             raise InvalidRequest(f"lanes={shown(lanes)}: the number of environments in a step, 1 to {_MOST_LANES:,}")
         if not isinstance(counted, bool):
             raise InvalidRequest(f"counted={shown(counted)}: True or False")
+        if not isinstance(require_zero_copy, bool):
+            raise InvalidRequest(f"require_zero_copy={shown(require_zero_copy)}: True or False")
         if run_id is not None:
             check_name(run_id, "run_id")
         if not (isinstance(linger, Real) and linger >= 0):
@@ -94,7 +98,7 @@ class Collector:
         hello = CollectorHello(own_name, schema, lanes, counted, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"collector {own_name}")
         try:
-            ingress = Ingress(connection, hello)
+            ingress = Ingress(connection, hello, require_zero_copy=require_zero_copy)
             ingress.attach(deadline)
             return cls(ingress, schema, lanes, own_name, timeout, linger)
         except BaseException:

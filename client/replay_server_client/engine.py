@@ -41,9 +41,11 @@ _ABANDON_S = 1.0
 class Engine:
     """Drives one conversation. ``attached`` counts sessions."""
 
-    def __init__(self, connection: Connection, device: str, expected: Schema | None, *, reattaches: bool = True) -> None:
+    def __init__(
+        self, connection: Connection, device: str, expected: Schema | None, *, reattaches: bool = True, require_zero_copy: bool = False
+    ) -> None:
         self.connection = connection
-        self.conversation = Conversation(connection, ProvenRing(connection, device, expected))
+        self.conversation = Conversation(connection, ProvenRing(connection, device, expected, require_zero_copy=require_zero_copy))
         self.attached = 0
         self._reattaches = reattaches
         self._pid = os.getpid()

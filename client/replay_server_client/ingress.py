@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from replay_server_protocol.errors import ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
+from replay_server_protocol.errors import AttachRefused, ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
 from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
@@ -70,7 +70,7 @@ Missing = Literal["ring", "credit", "gpu"]
 class Ingress:
     """``slots`` are those of the present session, None while there is none; everything else outlives sessions."""
 
-    def __init__(self, connection: Connection, hello: CollectorHello) -> None:
+    def __init__(self, connection: Connection, hello: CollectorHello, *, require_zero_copy: bool = False) -> None:
         self.connection = connection
         self.slots: LentSlots | None = None
         self.chains = LaneChains(hello.lanes)
@@ -78,6 +78,7 @@ class Ingress:
         self.counts = Counts()
         self.policy = PolicyVersion()
         self._hello = hello
+        self._require_zero_copy = require_zero_copy
         self._segment: SegmentLent | None = None
         self._reason: Reason | None = None
         self._untold_loss = 0  # rows lost that no flush has told of
@@ -207,6 +208,11 @@ class Ingress:
         differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
         if differences:
             raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
+        if self._require_zero_copy and lent.copied_as.startswith("pageable"):
+            raise AttachRefused(
+                f"require_zero_copy: server {connection.endpoints.name!r} copies these slots {lent.copied_as}; raise its limit on locked "
+                "memory (ulimit -l), or do without require_zero_copy"
+            )
         self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy)
         connection.send(Mapped(connection.session, connection.generation, self._rows_to_tell(connection.generation)))
         self._lost.clear()

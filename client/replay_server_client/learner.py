@@ -119,6 +119,7 @@ class Learner:
         trace: Trace | None = None,
         compile: bool = False,  # noqa: A002 - what torch calls it
         reattach: bool = True,
+        require_zero_copy: bool = False,
     ) -> Self:
         """Attaches; returns as soon as the server answers, before there is a ring.
 
@@ -131,6 +132,9 @@ class Learner:
         each shape, for fewer kernels a batch. The rows are the same; weights, and the rewards of n-step rows, may differ in the last
         digits. Where compiling fails a RuntimeWarning says why, and they run as without.
 
+        With ``require_zero_copy`` a ring whose batches would pass through host memory on their way to the device is refused, by the first
+        call that needs the ring: AttachRefused. Status tells the ``transport`` of every learner.
+
         With ``reattach=False`` a lost server is not waited for: ServerGone at once, and from then on.
 
         On mps there is no background thread: ``progress()`` and ``sample()`` do all the work, from one thread alone, and ``sample()`` waits
@@ -139,10 +143,11 @@ class Learner:
         Raises ServerGone when none answers within ``timeout`` seconds, AttachRefused or SchemaMismatch when it refuses, InvalidRequest.
         """
         _check_options(seed, prefetch, compile, schema, run_id, trace)
+        _check_flags(reattach=reattach, require_zero_copy=require_zero_copy)
         learner_name = check_name(default_name() if name is None else name, "learner name")
         hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"learner {learner_name}")
-        engine = Engine(connection, device, schema, reattaches=reattach)
+        engine = Engine(connection, device, schema, reattaches=reattach, require_zero_copy=require_zero_copy)
         try:
             engine.attach(Deadline(timeout))
             engine.start()
@@ -409,6 +414,12 @@ def _check_options(seed: object, prefetch: int, compiles: object, schema: object
         check_name(run_id, "run_id")
     if trace is not None and not isinstance(trace, Trace):
         raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
+
+
+def _check_flags(**flags: object) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name}={shown(value)}: True or False")
 
 
 def _hosted(arrays: Mapping[str, object]) -> Mapping[str, object]:

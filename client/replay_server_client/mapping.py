@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 from replay_server_protocol.errors import AttachRefused, InvalidRequest, ProtocolViolation, SchemaMismatch, shown
-from replay_server_protocol.messages import RingAt
+from replay_server_protocol.messages import RingAt, Transport
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
 
@@ -62,6 +62,12 @@ class Ring:
     device: torch.device
 
     @property
+    def transport(self) -> Transport:
+        if self.at.storage == "cuda":
+            return "cuda_ipc"
+        return "shared_memory" if self.device.type == "cpu" else "staged"
+
+    @property
     def is_staged(self) -> bool:
         """Whether batches go from a host ring to the GPU through pinned memory."""
         return self.at.storage != "cuda" and self.device.type == "cuda"
@@ -98,11 +104,11 @@ def device_uuid(device: str) -> str | None:
     return str(torch.cuda.get_device_properties(int(device.partition(":")[2])).uuid) if ":" in device else None
 
 
-def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) -> Ring:
+def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None, *, require_zero_copy: bool = False) -> Ring:
     """Maps the ring for a learner that asked for ``device``.
 
-    Raises AttachRefused when the device can't reach the ring, SchemaMismatch when its rows aren't the expected ones,
-    ProtocolViolation when the segment is missing or the sizes contradict each other.
+    Raises AttachRefused when the device can't reach the ring, or with ``require_zero_copy`` only by way of host memory, SchemaMismatch
+    when its rows aren't the expected ones, ProtocolViolation when the segment is missing or the sizes contradict each other.
     """
     schema = Schema.from_wire(at.schema)
     if expected is not None and (differences := expected.differences(schema)):
@@ -112,6 +118,11 @@ def map_ring(at: RingAt, device: str, server_pid: int, expected: Schema | None) 
     chosen = _place(at, device)
     if chosen.type == "mps" and (doubles := [field.name for field in schema if field.dtype == "float64"]):
         raise AttachRefused(f"MPS has no float64, the dtype of {', '.join(doubles)}: make that float32, or connect with device='cpu'")
+    if require_zero_copy and at.storage != "cuda" and chosen.type != "cpu":
+        raise AttachRefused(
+            f"require_zero_copy: the ring is in host memory (--storage {at.storage}), so every batch would be gathered there and copied to "
+            f"{chosen}; serve with --device cuda, connect with device='cpu', or do without require_zero_copy"
+        )
     mapping = _map_cuda(at, schema, chosen, server_pid) if at.storage == "cuda" else HostMapping(at, schema)
     return Ring(at, schema, mapping, chosen)
 

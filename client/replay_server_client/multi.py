@@ -94,6 +94,7 @@ class MultiLearner:
         schema: Schema | None = None,
         run_id: str | None = None,
         compile: bool = False,  # noqa: A002 - what torch calls it
+        require_zero_copy: bool = False,
     ) -> Self:
         """Attaches to every server of ``servers``; in mode local to ``own`` alone, by default the one at LOCAL_RANK's place.
 
@@ -133,6 +134,7 @@ class MultiLearner:
                 run_id=run_id,
                 compile=compile,
                 reattach=False,
+                require_zero_copy=require_zero_copy,
             )
 
         wanted = [place for place, name in enumerate(names) if own in (None, name)]

@@ -60,7 +60,9 @@ class ObservedRing:
         at, mapping, connection = self._at, self._mapping, self._connection
         if at is not None and mapping is not None:
             pattern = mapping.read_cell(at.proof_offset, _PROOF_BYTES)
-            connection.send(Proof(connection.session, connection.generation, step, pattern))
+            connection.send(
+                Proof(connection.session, connection.generation, step, pattern, "cuda_ipc" if at.storage == "cuda" else "shared_memory")
+            )
 
 
 class _HostRing:

@@ -13,12 +13,13 @@ from replay_server_client.mapping import PROOF_BYTES, Ring, map_ring
 class ProvenRing:
     """``ring`` is None until the mapping is proved. ``refusal`` says why it can't be, and stands until the next session."""
 
-    def __init__(self, connection: Connection, device: str, expected: Schema | None) -> None:
+    def __init__(self, connection: Connection, device: str, expected: Schema | None, *, require_zero_copy: bool = False) -> None:
         self.ring: Ring | None = None
         self.refusal: ReplayError | None = None
         self._connection = connection
         self._device = device
         self._expected = expected
+        self._require_zero_copy = require_zero_copy
         self._mapped: Ring | None = None
 
     def place(self, at: RingAt) -> None:
@@ -26,7 +27,8 @@ class ProvenRing:
         if self._mapped is None:
             try:
                 with self._connection.opening_memory():
-                    self._mapped = map_ring(at, self._device, self._connection.attached_welcome.pid, self._expected)
+                    server_pid = self._connection.attached_welcome.pid
+                    self._mapped = map_ring(at, self._device, server_pid, self._expected, require_zero_copy=self._require_zero_copy)
             except ServerGone:
                 raise
             except ReplayError as error:
@@ -39,7 +41,7 @@ class ProvenRing:
         mapped, connection = self._mapped, self._connection
         if mapped is not None:
             pattern = mapped.mapping.read_cell(mapped.at.proof_offset, PROOF_BYTES)
-            connection.send(Proof(connection.session, connection.generation, step, pattern))
+            connection.send(Proof(connection.session, connection.generation, step, pattern, mapped.transport))
 
     def accept(self) -> None:
         """Both patterns were right."""

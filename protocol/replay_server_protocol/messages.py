@@ -44,6 +44,8 @@ Share = Annotated[float, 0.0, 1.0]
 Wire = Annotated[dict[str, object], 512]  # a schema or a manifest: checked again by its own reader
 
 Role = Literal["collector", "learner", "admin", "observer"]
+Transport = Literal["cuda_ipc", "shared_memory", "staged"]
+"""How rows come from the ring to its reader: the first two with no copy in between, the last through host memory to another device."""
 
 
 class Hello(NamedTuple):
@@ -95,6 +97,7 @@ class SegmentLent(NamedTuple):
     links: bool  # publishes must say which lane each row belongs to
     finite: list[Name] | None = None  # fields the non-finite policy looks at; None: the reward
     return_gamma: Share = 0.99  # discount of the running return, where ``moments`` names it
+    copied_as: Text = "memory"  # how the slots are copied into the ring: memory, pinned, or pageable and why
 
 
 class Mapped(NamedTuple):
@@ -160,10 +163,13 @@ class RingAt(NamedTuple):
 
 
 class Proof(NamedTuple):
+    """What the cell holds, seen through the mapping, and how rows will come to this client."""
+
     session: Token
     generation: Token
     step: Annotated[int, 1, 2]
     pattern: ShortBytes
+    transport: Transport = "shared_memory"
 
 
 class Challenge(NamedTuple):

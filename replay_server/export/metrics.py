@@ -64,8 +64,8 @@ _WAITS = (
 _CLIENT_SUMS = {
     "committed_rows": ("committed_rows", "Rows committed"),
     "rejected_rows": ("rejected_rows", "Rows rejected"),
-    "batches": ("batches", "Batches granted"),
-    "rows": ("sampled_rows", "Rows of batches granted"),
+    "batches": ("batches", "Batches gathered"),
+    "rows": ("sampled_rows", "Rows of batches gathered"),
     "dropped": ("dropped_batches", "Batches given back unused"),
 }
 _AGE_TEXT = "Age of sampled rows, as a uniform draw sees them: rows sampled, by the ages in the window."

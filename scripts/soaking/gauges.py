@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -76,7 +77,7 @@ class Gauges:
             **self._flow(now_s - self._looked_s),
         }
         if self._has_gpu:
-            look["device memory MB"] = device_memory_mb()
+            look["device memory MB"] = device_memory_mb(report["device"]["uuid"])
         self._looked_s = now_s
         self.faults += faults_of(report)
         for name, value in look.items():
@@ -124,14 +125,21 @@ def faults_of(report: dict[str, Any]) -> list[str]:
     return faults
 
 
-def device_memory_mb() -> float:
-    """Used memory of the first GPU, by whoever uses it."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+def device_memory_mb(uuid: str) -> float:
+    """Used memory of the GPU of that UUID, by whoever uses it; numbers of GPUs mean others where CUDA_VISIBLE_DEVICES hides some."""
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    try:
-        return float(found.stdout.strip()) * 1.048576
-    except ValueError:
-        return math.nan
+    return used_mb(found.stdout, uuid)
+
+
+def used_mb(table: str, uuid: str) -> float:
+    """The figure of ``uuid``, with or without its GPU-, in nvidia-smi's lines ``GPU-uuid, MiB``; NaN if it isn't there."""
+    for line in table.splitlines():
+        name, _, mebibytes = line.partition(",")
+        if name.strip().removeprefix("GPU-") == uuid.removeprefix("GPU-"):
+            with contextlib.suppress(ValueError):
+                return float(mebibytes) * 1.048576
+    return math.nan
 
 
 def _process(pid: int) -> dict[str, float]:

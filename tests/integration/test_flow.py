@@ -166,6 +166,8 @@ def test_a_batch_used_in_time_whose_release_comes_after_the_revocation_counts_on
         learner.release(dropped, is_used=False)
         report = wait_report(server, lambda found: found["counters"]["stale_messages"] == 3)
         assert report["flow"]["sampled_rows"] == 8
+        (seen,) = report["learners"]
+        assert (seen["batches"], seen["rows"], seen["dropped"]) == (1, 8, 1), "granted were two"
         learner.send(Unused, 100)
         wait_report(server, lambda found: found["flow"]["sampled_rows"] == 0)
 

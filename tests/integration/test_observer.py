@@ -17,7 +17,9 @@ from replay_server_client import look as looking
 from replay_server_client.bounce import Bounce
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.messages import Grant, Observe
 from support.processes import Children
+from support.raw_client import RawLearner
 from support.reports import wait_report
 from support.servers import ServerProcess
 
@@ -84,12 +86,31 @@ def test_an_observer_is_in_the_report_and_in_no_count(
         found = report(server)
         (seen,) = found["observers"]
         assert (seen["name"], seen["is_mapped"], seen["open_leases"], seen["state"]) == ("eyes", True, 0, "attached")
+        assert seen["transport"] == "shared_memory"
         assert seen["reads"] >= 2
         assert found["learners"] == []
         assert found["flow"]["sampled_rows"] == 0
         assert found["counters"]["batches_dropped"] == found["counters"]["bad_messages"] == found["counters"]["stale_messages"] == 0
         assert found["rates"]["batches_per_s"] == 0
     assert wait_report(server, lambda found: not found["observers"])
+
+
+def test_a_look_that_outlasts_its_lease_is_in_no_count_either(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server("--capacity", "1000", "--lease", "0.05")
+    with Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector:
+        collector.write(rows(0, 20))
+        collector.flush()
+        with RawLearner(server.endpoints, role="observer") as eyes, RawLearner(server.endpoints) as learner:
+            for client in (eyes, learner):
+                client.send(Observe, 0, 1)
+                late = client.receive(Grant)
+                wait_report(server, lambda found: not sum(each["open_leases"] for each in (*found["observers"], *found["learners"])))
+                client.release(late)
+            found = wait_report(server, lambda found: found["observers"][0]["reads"] == 1)
+            learner.release(learner.grant(1))  # read after what it sent before
+            (seen,) = report(server)["learners"]
+            assert (seen["batches"], seen["rows"]) == (1, 1)
+            assert found["counters"]["leases_revoked"] == found["counters"]["stale_messages"] == 0
 
 
 def test_seqs_outside_the_window_are_named(collector: Collector, observer: Observer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ def test_wrong_options_raise_before_and_after_the_start(children: Children) -> N
         ReplayServer.spawn(device="cpu", headroom=8, slot_rows=16)
     with pytest.raises(InvalidRequest, match="True"):
         ReplayServer.spawn(device="cpu", capacity=True)
+
+
+def test_what_it_printed_can_be_read_while_it_lives_and_once_it_has_died(children: Children) -> None:
+    with ReplayServer.spawn(device="cpu", capacity=1000) as server:
+        assert f"serving '{server.name}'" in server.log_lines()[0]
+        assert Path(f"/proc/{server.pid}/fd/2").read_text("utf-8").splitlines() == server.log_lines()
+        with Collector.connect(schema=SCHEMA):
+            pass
+        os.kill(server.pid, signal.SIGTERM)  # somebody else's doing
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ServerGone, match=r"ended with exit code 0; its log ends: .* INFO closing"):
+            server.status()
+        assert len(server.log_lines(last=2)) == 2
+    assert server.log_lines() == []
 
 
 def own() -> None:

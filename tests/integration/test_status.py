@@ -79,6 +79,7 @@ def test_a_busy_servers_report_agrees_with_what_its_clients_did(start_server: Ca
         walker, thinker = report["collectors"][0], report["learners"][0]
         assert (walker["name"], walker["lanes"], walker["committed_rows"], walker["credits"]) == ("walker", 4, 180, 2)
         assert (thinker["name"], thinker["batches"], thinker["rows"], thinker["is_mapped"]) == ("thinker", 3, 96, True)
+        assert (walker["copied_as"], thinker["transport"]) == ("memory", "shared_memory")
         kept = rows["reward"][mask]
         assert report["moments"]["reward"]["mean"] == pytest.approx(kept.mean())
         assert len(report["moments"]["check"]["max"]) == 4

@@ -65,6 +65,7 @@ class FakeServer:
     nonfinite: Literal["reject", "count", "allow"] = "reject"
     moments: tuple[str, ...] = ()
     links: bool = True
+    copied_as: str = "memory"
     holds_credits: bool = False
     lends: bool = True
     refusal: tuple[str, str] | None = None  # code and message instead of a segment
@@ -244,6 +245,7 @@ class FakeServer:
                 list(self.moments),
                 self.nonfinite,
                 self.links,
+                copied_as=self.copied_as,
             )
         )
 

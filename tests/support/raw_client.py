@@ -140,8 +140,8 @@ class RawCollector(RawClient):
 class RawLearner(RawClient):
     """A learner with its mapping proved, that reads the ring's rows itself."""
 
-    def __init__(self, endpoints: Endpoints, **hello: Any) -> None:
-        super().__init__(endpoints, "learner", **hello)
+    def __init__(self, endpoints: Endpoints, role: Literal["learner", "observer"] = "learner", **hello: Any) -> None:
+        super().__init__(endpoints, role, **hello)
         self.at = self.receive(RingAt)
         self.schema = Schema.from_wire(self.at.schema)
         self._segment = Segment.open(self.at.handle.decode(), self.at.alloc_bytes)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_server_client import (
+    AttachRefused,
     BudgetExceeded,
     Collector,
     ForkedClient,
@@ -69,6 +70,15 @@ def patient_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows(first: int, n: int) -> dict[str, object]:
     reward = np.arange(first, first + n, dtype=np.float32)
     return {"reward": reward, "obs": np.repeat(reward[:, None], 3, 1)}
+
+
+def test_slots_that_can_not_be_pinned_are_refused_where_they_must_be(server: FakeServer, attach: Attach) -> None:
+    server.copied_as = "pageable: cudaErrorMemoryAllocation"
+    with pytest.raises(AttachRefused, match=r"require_zero_copy: .*copies these slots pageable: cudaErrorMemoryAllocation.*ulimit -l"):
+        attach(require_zero_copy=True)
+    attach().write(rows(0, 2))
+    server.copied_as = "pinned"
+    attach(require_zero_copy=True).write(rows(0, 2))
 
 
 def test_flush_returns_a_seq_that_covers_all_rows(server: FakeServer, attach: Attach) -> None:

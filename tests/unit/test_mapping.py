@@ -41,6 +41,17 @@ def test_host_ring_is_mapped_without_a_copy(server: GrantingConnection, at: Ring
     ring.mapping.close()
 
 
+def test_a_path_through_host_memory_is_refused_where_no_copy_may_lie_between(at: RingAt) -> None:
+    with pytest.raises(AttachRefused, match=r"require_zero_copy: the ring is in host memory .*copied to mps; serve with --device cuda"):
+        map_ring(at, "mps", 1, None, require_zero_copy=True)
+    ring = map_ring(at, "cpu", 1, None, require_zero_copy=True)
+    assert ring.transport == "shared_memory"
+    ring.mapping.close()
+    ring = map_ring(at, "mps", 1, None)
+    assert ring.transport == "staged"
+    ring.mapping.close()
+
+
 def test_segment_that_is_gone_is_named(at: RingAt) -> None:
     with pytest.raises(ProtocolViolation, match="replay-nothing"):
         map_ring(at._replace(handle=b"replay-nothing"), "cpu", 1, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ PRODUCER, LANE = 20_000, 3
 def soaking(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Its modules, which no package holds."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    modules: dict[str, ModuleType] = {name: importlib.import_module(f"soaking.{name}") for name in ("rows", "judge", "drift")}
+    modules: dict[str, ModuleType] = {name: importlib.import_module(f"soaking.{name}") for name in ("rows", "judge", "drift", "gauges")}
     return SimpleNamespace(**modules)
 
 
@@ -101,3 +102,11 @@ def test_noise_wild_points_and_warm_up_are_no_leak(soaking: Any) -> None:
     values[::7] += 100
     values[:12] = np.linspace(0, 50, 12)
     assert not drift_of(soaking, values).is_leak
+
+
+def test_device_memory_is_that_of_the_servers_gpu_whatever_its_number(soaking: Any) -> None:
+    used_mb = soaking.gauges.used_mb
+    table = "GPU-aaaa, 1000\nGPU-bbbb, 10\nMIG-cccc, [N/A]\n"
+    assert used_mb(table, "bbbb") == used_mb(table, "GPU-bbbb") == 10.48576
+    assert math.isnan(used_mb(table, "MIG-cccc"))
+    assert math.isnan(used_mb("", "aaaa"))
