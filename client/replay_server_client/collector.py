@@ -124,27 +124,13 @@ class Collector:
         nothing written. When the server is lost it attaches to the next one and goes on: what was in flight, also of this call, is counted
         as lost. Raises ServerGone when no other came in time, ServerClosing when the server stops in good order.
         """
-        ingress = self._usable()
-        trace = ingress.connection.trace
-        begin_ns = trace.now_ns() if trace is not None else 0
-        deadline = Deadline(self._timeout if timeout is None else timeout)
-        gpu_tensor = on_gpu(rows)
-        reader = self._reader.read if gpu_tensor is None else self._gpu_reader(gpu_tensor).read_device
-        block = reader(rows, mask, final_mask, final)
-        taken = 0
         try:
-            while taken < block.rows:
-                with ingress.outliving_server(deadline):
-                    slots, writer = ingress.open_writer(deadline, block.device)
-                    taken += slots.place(block, taken)
-                    if writer.is_full or taken < block.rows or slots.open_for_s >= self._linger:
-                        slots.publish()
-        except ReplayTimeout as late:
-            ingress.chains.cut_all()
-            late.details["rows_written"] = taken
+            self._write(rows, mask, final_mask, final, Deadline(self._timeout if timeout is None else timeout))
+        except ReplayError:
             raise
-        if trace is not None:
-            trace.record(CALLING_THREAD, "write", begin_ns, trace.now_ns(), rows=taken)
+        except BaseException:  # Ctrl-C, a signal handler's: how much was taken nobody knows, and the next row need not be the next step
+            self._ingress.chains.cut_all()
+            raise
 
     def cut(self, lanes: object) -> None:
         """Ends these lanes' chains here without an episode end: a number, a sequence of numbers, or bool[lanes]."""
@@ -284,6 +270,30 @@ class Collector:
             return
         with contextlib.suppress(ReplayError):  # the block's own error is the one to tell
             self.close()
+
+    def _write(
+        self, rows: Mapping[str, object], mask: object, final_mask: object, final: Mapping[str, object] | None, deadline: Deadline
+    ) -> None:
+        ingress = self._usable()
+        trace = ingress.connection.trace
+        begin_ns = trace.now_ns() if trace is not None else 0
+        gpu_tensor = on_gpu(rows)
+        reader = self._reader.read if gpu_tensor is None else self._gpu_reader(gpu_tensor).read_device
+        block = reader(rows, mask, final_mask, final)
+        taken = 0
+        try:
+            while taken < block.rows:
+                with ingress.outliving_server(deadline):
+                    slots, writer = ingress.open_writer(deadline, block.device)
+                    taken += slots.place(block, taken)
+                    if writer.is_full or taken < block.rows or slots.open_for_s >= self._linger:
+                        slots.publish()
+        except ReplayTimeout as late:
+            ingress.chains.cut_all()
+            late.details["rows_written"] = taken
+            raise
+        if trace is not None:
+            trace.record(CALLING_THREAD, "write", begin_ns, trace.now_ns(), rows=taken)
 
     def _usable(self) -> Ingress:
         self._ingress.connection.check_process()

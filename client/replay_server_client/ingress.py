@@ -279,7 +279,8 @@ class CollectorStatistics:
 
     @classmethod
     def of(cls, name: str, ingress: Ingress) -> CollectorStatistics:
-        slots, welcome = ingress.slots, ingress.connection.welcome
+        slots, welcome, counts = ingress.slots, ingress.connection.welcome, ingress.counts
+        in_flight = slots.rows_in_flight if slots else 0
         return cls(
             name=name,
             generation=welcome.generation if welcome else None,
@@ -287,6 +288,7 @@ class CollectorStatistics:
             depth=slots.depth if slots else 0,
             free_slots=slots.free_slots if slots else 0,
             committed=slots.committed if slots else 0,
-            rows_in_flight=slots.rows_in_flight if slots else 0,
-            **asdict(ingress.counts),
+            rows_in_flight=in_flight,
+            rows_written=in_flight + counts.rows_committed + counts.rows_rejected + counts.rows_lost,
+            **asdict(counts),
         )

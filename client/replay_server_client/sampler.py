@@ -166,19 +166,21 @@ class Sampler:
         warnings.warn(told, RuntimeWarning, stacklevel=4)
 
     def _give_back(self) -> None:
+        """Done again from its beginning where Ctrl-C ended it; a batch whose lending was cut short was nobody's, and is still ready."""
         if self._lent is not None:
             batch, place = self._lent
-            self._lent = None
             batch.expire()
-            place.gather.give_back()
-            place.happen(BufferEvent.RETURN)
+            if place.state is BufferState.LENT:
+                place.gather.give_back()
+                place.happen(BufferEvent.RETURN)
+            self._lent = None
 
     def _lend(self, place: Place) -> Batch:
         grant = place.granted()
         place.gather.lend()
-        place.happen(BufferEvent.TAKE)
         batch = Batch(place.memory, place.number, (grant.tail, grant.committed))
         self._lent = batch, place
+        place.happen(BufferEvent.TAKE)
         place.number += self._period
         self._turn = (self._turn + 1) % self._period
         self.counters.batches += 1
@@ -316,7 +318,6 @@ class Sampler:
         if not grant.tail < grant.committed:
             raise ProtocolViolation(f"a grant of the empty window [{grant.tail:,}, {grant.committed:,})")
         key = self._seeds.key(self._engine.connection.attached_welcome.seed, self._ordinal, place.number)
-        place.happen(BufferEvent.GRANT)
         place.committed = grant.committed
         place.submitted_ns = time.monotonic_ns()
         trace = self._engine.connection.trace
@@ -327,6 +328,7 @@ class Sampler:
         except Exception:
             self._give_up(place)
             raise
+        place.happen(BufferEvent.GRANT)  # last: Ctrl-C before it leaves a request, which is asked for again
 
     def _parameters(self, place: Place, key: int, grant: Grant) -> Parameters:
         """Of the next draw into ``place``; takes along what was written about the batch that lay there."""

@@ -142,19 +142,19 @@ class SlotWriter:
             self._views[index][place] = array[source]
 
     def _claim(self, rows: int, mask: Bools | None) -> None:
+        """The rows count last: a call that Ctrl-C ends before that has placed none, and none without its lane."""
         plan, at = self._plan, self.rows
+        if plan.keeps_lanes:
+            lane_of = self._lane_of[at : at + rows]
+            if mask is None:
+                lane_of[:] = plan.lane_of[:rows]
+            else:
+                lane_of[:] = np.resize(plan.lane_of[: plan.lanes], len(mask))[mask]
+                self._is_plain = False
+            if plan.chains.has_cut and rows:
+                plan.chains.mark(lane_of)
+                self._is_plain = False
         self.rows = at + rows
-        if not plan.keeps_lanes:
-            return
-        lane_of = self._lane_of[at : at + rows]
-        if mask is None:
-            lane_of[:] = plan.lane_of[:rows]
-        else:
-            lane_of[:] = np.resize(plan.lane_of[: plan.lanes], len(mask))[mask]
-            self._is_plain = False
-        if plan.chains.has_cut and rows:
-            plan.chains.mark(lane_of)
-            self._is_plain = False
 
     def _finite_rows(self, field: PlacedField) -> Bools | None:
         """Which rows are finite throughout in ``field``; None when all are."""

@@ -2,6 +2,9 @@
 
 Knows when to repeat, never waits. A slot is written again only after its credit, since only a credit makes it free. Sealed slots are
 full and handed over in order, each once its bytes are in it: at once if the host wrote them, later if a GPU copies them there.
+
+Ctrl-C, and whatever else a signal handler raises, may end a call anywhere. So each step works its outcome out first and then takes it over
+in plain assignments, between which CPython looks for no signal: no slot, row or publish is ever between two places.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from replay_server_client.connection import Connection
 from replay_server_client.policy_version import PolicyVersion
 from replay_server_client.rows import RowBlock
 from replay_server_client.slot_plan import LaneChains, SlotPlan
-from replay_server_client.slot_writer import SlotWriter
+from replay_server_client.slot_writer import Filled, SlotWriter
 
 if TYPE_CHECKING:
     from replay_server_client.device_rows import Device, DeviceBlock, DeviceSlot, DeviceSlots
@@ -33,12 +36,8 @@ REPEAT_S = 1.0
 
 @dataclass(slots=True)
 class Counts:
-    """What a collector has done, over all its sessions. Written = committed + rejected + in flight + lost.
+    """What a collector has done with rows that are no longer in flight, over all its sessions."""
 
-    Rows from a GPU count as written until their mask is seen, which is when their slot is handed over.
-    """
-
-    rows_written: int = 0
     rows_committed: int = 0
     rows_masked: int = 0
     rows_rejected: int = 0
@@ -110,7 +109,10 @@ class LentSlots:
 
     @property
     def rows_in_flight(self) -> int:
-        """Rows written and not credited: published ones and those of sealed and open slots."""
+        """Rows written and not credited: published ones and those of sealed and open slots.
+
+        Rows from a GPU are among them until their mask is seen, which is when their slot is handed over.
+        """
         unpublished = sum(writer.rows for writer in self._sealed) + (self.writer.rows if self.writer else 0)
         return unpublished + sum(publish.rows for publish in self._unanswered)
 
@@ -124,9 +126,10 @@ class LentSlots:
         it keeps account of lanes as it writes."""
         index = self._states.index(SlotState.FREE)
         writer = self._host_writer(index) if device is None else self._device_writer(index, device)
-        self._states[index] = move(SLOT, self._states[index], SlotEvent.OPEN)
+        state, now_s = move(SLOT, self._states[index], SlotEvent.OPEN), time.monotonic()
         writer.reset()
-        self.writer, self._opened_at = writer, time.monotonic()
+        self._states[index] = state
+        self.writer, self._opened_at = writer, now_s
         return writer
 
     def place(self, block: RowBlock | DeviceBlock, start: int) -> int:
@@ -137,7 +140,6 @@ class LentSlots:
         kept = writer.rows - before
         self._masked += taken - kept
         self._counts.rows_masked += taken - kept
-        self._counts.rows_written += kept
         return taken
 
     def claim(self, rows: int) -> None:
@@ -145,13 +147,13 @@ class LentSlots:
         writer = self._open_writer()
         assert writer.device is None  # slot() lends no others
         writer.claim(rows)
-        self._counts.rows_written += rows
 
     def abandon(self) -> None:
         """Frees the open slot with nothing published."""
         if self.writer is not None:
             index = self.writer.index
-            self._states[index] = move(SLOT, self._states[index], SlotEvent.ABANDON)
+            state = move(SLOT, self._states[index], SlotEvent.ABANDON)
+            self._states[index] = state
             self.writer = None
 
     def publish(self) -> None:
@@ -159,43 +161,54 @@ class LentSlots:
         writer = self.writer
         if writer is not None and writer.rows:
             writer.seal()
-            self._sealed.append(writer)
-            self.writer = None
+            sealed = deque((*self._sealed, writer))
+            self._sealed, self.writer = sealed, None
         self.settle()
 
     def settle(self) -> None:
         """Hands over sealed slots in order, up to the first whose bytes are not in it. Raises DeviceError."""
         while self._sealed and self._sealed[0].is_settled:
-            self._hand_over(self._sealed.popleft())
+            self._hand_over(self._sealed[0])
 
     def _hand_over(self, writer: SlotWriter | DeviceSlot) -> None:
-        """Publishes the rows left in the slot; one without any only to tell of rejected rows, else it is freed.
+        """Publishes the rows left in the first sealed slot; one without any only to tell of rejected rows, else it is freed.
 
         Its bytes are written by then; the message orders them.
         """
-        trace = self._connection.trace
+        trace, counts = self._connection.trace, self._counts
         begin_ns = trace.now_ns() if trace is not None else 0
         placed = writer.rows
         filled = writer.finish()
-        masked = placed - filled.rows - filled.rejected  # a DeviceSlot's: a SlotWriter places none
-        self._masked += masked
-        self._counts.rows_masked += masked
-        self._counts.rows_written -= masked
-        self._rejected += filled.rejected
-        self._counts.rows_rejected += filled.rejected
-        self._counts.rows_nonfinite += filled.nonfinite
-        before, self._handed_over = self._handed_over, self._handed_over + filled.rows + filled.rejected
-        if filled.rows == 0 and not self._rejected:
-            self._states[writer.index] = move(SLOT, self._states[writer.index], SlotEvent.ABANDON)
+        left_out = placed - filled.rows - filled.rejected  # a DeviceSlot's: a SlotWriter places none
+        masked, rejected = self._masked + left_out, self._rejected + filled.rejected
+        before, sealed = self._handed_over, deque(tuple(self._sealed)[1:])
+        is_told = filled.rows > 0 or rejected > 0
+        message = self._publish_of(writer.index, filled, masked, rejected) if is_told else None
+        state = move(SLOT, self._states[writer.index], SlotEvent.PUBLISH if is_told else SlotEvent.ABANDON)
+        unanswered, now_s = deque((*self._unanswered, message)) if message is not None else self._unanswered, time.monotonic()
+        quiet_since = self._quiet_since if self._unanswered else now_s
+        counts.rows_masked += left_out
+        counts.rows_rejected += filled.rejected
+        counts.rows_nonfinite += filled.nonfinite
+        counts.publishes += is_told
+        self._handed_over = before + filled.rows + filled.rejected
+        self._states[writer.index] = state
+        self._sealed, self._unanswered = sealed, unanswered
+        if message is None:
+            self._masked, self._rejected = masked, rejected
             return
-        session, generation = self._connection.session, self._connection.generation
-        number, masked, rejected = self._number + 1, self._masked, self._rejected
-        field, row = filled.offender or ("", -before)
-        message = Publish(
-            session,
-            generation,
-            number,
-            writer.index,
+        self._number, self._masked, self._rejected, self._quiet_since = message.number, 0, 0, quiet_since
+        self._connection.send(message)
+        if trace is not None:
+            trace.record(CALLING_THREAD, "publish", begin_ns, trace.now_ns(), number=message.number, rows=filled.rows)
+
+    def _publish_of(self, slot: int, filled: Filled, masked: int, rejected: int) -> Publish:
+        field, row = filled.offender or ("", -self._handed_over)
+        return Publish(
+            self._connection.session,
+            self._connection.generation,
+            self._number + 1,
+            slot,
             filled.rows,
             masked,
             rejected,
@@ -206,28 +219,21 @@ class LentSlots:
             filled.versions,
             self._policy.mailbox if filled.versions else "",
             field,
-            before + row,
+            self._handed_over + row,
         )
-        self._states[writer.index] = move(SLOT, self._states[writer.index], SlotEvent.PUBLISH)
-        if not self._unanswered:
-            self._quiet_since = time.monotonic()
-        self._unanswered.append(message)
-        self._number, self._masked, self._rejected = number, 0, 0
-        self._counts.publishes += 1
-        self._connection.send(message)
-        if trace is not None:
-            trace.record(CALLING_THREAD, "publish", begin_ns, trace.now_ns(), number=number, rows=filled.rows)
 
     def credit(self, credit: Credit) -> None:
         """Frees the slots of every publish up to the credit's number. An old number again changes nothing."""
         if credit.number > self._number:
             raise ProtocolViolation(f"credit for publish {credit.number}, but only {self._number} were published")
-        while self._unanswered and self._unanswered[0].number <= credit.number:
-            publish = self._unanswered.popleft()
-            self._states[publish.slot] = move(SLOT, self._states[publish.slot], SlotEvent.CREDIT)
-            self._counts.rows_committed += publish.rows
-        self.committed = max(self.committed, credit.committed)
-        self._quiet_since = time.monotonic()
+        states, rows, unanswered = list(self._states), 0, deque(self._unanswered)
+        while unanswered and unanswered[0].number <= credit.number:
+            publish = unanswered.popleft()
+            states[publish.slot] = move(SLOT, states[publish.slot], SlotEvent.CREDIT)
+            rows += publish.rows
+        committed, now_s = max(self.committed, credit.committed), time.monotonic()
+        self._states, self._unanswered, self.committed, self._quiet_since = states, unanswered, committed, now_s
+        self._counts.rows_committed += rows
 
     def repeat(self) -> None:
         """Sends every unanswered publish again, if a second has passed in silence; the server takes none twice."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.freeze import frozen
 from support.processes import Children
+from support.raw_client import RawLearner
 from support.reports import assert_conserved, wait_report
 from support.servers import ServerProcess
 
@@ -74,3 +75,76 @@ def test_ctrl_c_ends_a_wait_within_a_second(server: ServerProcess, children: Chi
     report = wait_report(server, lambda found: not found["collectors"] and not found["learners"])
     assert report["counters"]["sessions_lost"] == 0
     assert_conserved(report)
+
+
+def be_interrupted(name: str, run_dir: str, seconds: float) -> dict[str, Any]:
+    """Writes and samples while a signal handler raises every millisecond or sooner, and then once more in peace."""
+    import contextlib
+    import random
+    import signal
+    import time
+    from dataclasses import asdict
+    from types import FrameType
+
+    from replay_server_client import Collector, Learner
+    from support.markers import MARKERS, is_whole, marker_steps
+
+    def raise_it(_: int, frame: FrameType | None) -> None:
+        """In a call of ours alone: what this loop itself would skip is no business of the collector."""
+        while frame is not None:
+            if frame.f_code is Collector.write.__code__ and frame.f_lasti < 20:
+                break  # it has not begun
+            if frame.f_code in (Collector.write.__code__, Learner.sample.__code__):
+                raise KeyboardInterrupt
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, 5e-5)
+
+    signal.signal(signal.SIGALRM, raise_it)
+    drawn, step, interrupts = random.Random(1), 16, 0
+    with (
+        Collector.connect(name, schema=MARKERS, run_dir=run_dir) as collector,
+        Learner.connect(name, device="cpu", run_dir=run_dir) as learner,
+    ):
+        collector.write(marker_steps(0, 1, 0, 16))
+        collector.flush()
+        learner.sample(8)
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            is_writing = drawn.random() < 0.6
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, drawn.uniform(5e-5, 1e-3))
+                while True:
+                    if is_writing:
+                        step += 7
+                        collector.write(marker_steps(0, 1, step - 7, 7))
+                    else:
+                        assert is_whole(learner.sample(8).fields).all()
+            interrupts += 1
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        begin_s = time.monotonic()
+        collector.write(marker_steps(0, 1, step, 50))
+        seq = collector.flush()
+        batch = learner.sample(100, min_committed=seq)
+        waited_s = time.monotonic() - begin_s
+        assert (batch["step"] < step + 50).all()
+        return {"interrupts": interrupts, "waited_s": waited_s, "seq": seq, **asdict(collector.statistics())}
+
+
+def test_calls_that_are_interrupted_anywhere_lose_no_slot_no_batch_and_no_count(
+    start_server: Callable[..., ServerProcess], children: Children
+) -> None:
+    server = start_server("--capacity", "1000", "--slot-rows", "16", "--columns", "link", "--lease", "0.3")
+    child = children.run(be_interrupted, server.name, str(server.run_dir), 1.5)
+    found = child.result()
+    assert found["interrupts"] > 200
+    assert found["waited_s"] < 5.0
+    assert (found["rows_written"], found["rows_committed"], found["free_slots"]) == (found["seq"], found["seq"], found["depth"])
+    report = wait_report(server, lambda found: not found["collectors"] and not found["learners"])
+    assert_conserved(report)
+    assert report["ring"]["committed"] == found["seq"]
+    with RawLearner(server.endpoints) as learner:
+        grant, steps = learner.window(1, "step")
+        links = learner.read_links(grant.tail, grant.committed)
+        linked = (links[:-1] >= 0).nonzero()[0]
+        assert len(linked) > 50
+        assert (steps[linked + 1] == steps[linked] + 1).all(), "a link never leads over rows that an interrupted call did not place"

@@ -107,6 +107,6 @@ def test_noise_wild_points_and_warm_up_are_no_leak(soaking: Any) -> None:
 def test_device_memory_is_that_of_the_servers_gpu_whatever_its_number(soaking: Any) -> None:
     used_mb = soaking.gauges.used_mb
     table = "GPU-aaaa, 1000\nGPU-bbbb, 10\nMIG-cccc, [N/A]\n"
-    assert used_mb(table, "bbbb") == used_mb(table, "GPU-bbbb") == 10.48576
+    assert used_mb(table, "bbbb") == used_mb(table, "GPU-bbbb") == pytest.approx(10.48576)
     assert math.isnan(used_mb(table, "MIG-cccc"))
     assert math.isnan(used_mb("", "aaaa"))
