@@ -75,6 +75,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     from replay_server.cuda_runtime import CudaRuntime
     from replay_server.host import HostServers, devices_of, plans_of
+    from replay_server.log_lines import LogLines
     from replay_server.stop_signals import StopSignals
 
     given = {f.name: getattr(options, f.name) for f in fields(ServerConfig) if getattr(options, f.name, None) is not None}
@@ -86,10 +87,15 @@ def _up(options: argparse.Namespace) -> int:
     texts = {key: text for key, text in given.items() if key not in ("name", "run_dir")}
     if options.config is not None:
         texts["config"] = options.config
+    lines = LogLines(sys.stdout)  # whoever reads them may be slow, and the servers are watched all the same
+    lines.setFormatter(logging.Formatter("replay-server: %(message)s"))
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    logging.raiseExceptions = False
     signals = StopSignals()
     try:
         plans = plans_of(name, devices, texts)
-        return HostServers(plans, config.run_dir, signals, lambda line: print(f"replay-server: {line}", flush=True)).run()
+        return HostServers(plans, config.run_dir, signals, lambda line: log.info("%s", line)).run()
     finally:
         signals.ignore()
 

@@ -15,12 +15,15 @@ import resource
 from dataclasses import dataclass
 
 from replay_server_protocol.errors import AttachRefused, InvalidRequest
+from replay_server_protocol.process import can_start_threads
 
 OF_A_CLIENT = 4
 """Its connection, its pidfd, its slots, and one more while they are made."""
 _MOST = 1 << 20
 _OWN = 28
 """Sockets, their threads and the lock, and what a device opens."""
+_THREADS = 4
+"""libzmq's two, and what a device starts."""
 _LEAST_RESERVE, _LARGEST_RESERVE = 32, 2048
 
 
@@ -86,6 +89,15 @@ def require_descriptors() -> None:
     needed = room.used() + _OWN + OF_A_CLIENT + room.reserve
     if needed > room.limit:
         raise InvalidRequest(f"the server may open {room.limit} files and needs {needed} at least: raise the limit (ulimit -n)")
+
+
+def require_threads() -> None:
+    """For the server's start. Raises InvalidRequest when libzmq could not start its threads."""
+    if not can_start_threads(_THREADS):
+        raise InvalidRequest(
+            f"the server needs {_THREADS} threads and can't start them: raise the limit on processes (ulimit -u, docker --pids-limit, "
+            "pids.max of its control group)"
+        )
 
 
 def _openable(most: int) -> int:

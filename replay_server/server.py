@@ -19,7 +19,7 @@ from replay_server_protocol.trace import check_writable
 from replay_server.attach import AttachDesk, why_unlinked
 from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
-from replay_server.descriptors import require_descriptors
+from replay_server.descriptors import require_descriptors, require_threads
 from replay_server.dispatch import Dispatch
 from replay_server.entrance import Entrance
 from replay_server.explain import flow_state, stalls
@@ -57,6 +57,7 @@ class Server:
     def __init__(self, config: ServerConfig, signals: StopSignals | None = None) -> None:
         """Claims, binds and, with a schema, allocates; ``signals`` stop it in good order, a second one at once."""
         require_descriptors()
+        require_threads()
         if config.trace is not None:
             check_writable(config.trace)
         device = choose_device(config)

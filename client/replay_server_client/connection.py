@@ -32,7 +32,7 @@ from replay_server_protocol.messages import (
     TraceOn,
     Welcome,
 )
-from replay_server_protocol.process import ProcessIdentity
+from replay_server_protocol.process import ProcessIdentity, can_start_threads
 from replay_server_protocol.trace import Trace
 
 from replay_server_client.deadline import Deadline
@@ -42,6 +42,7 @@ from replay_server_client.silence import why_nobody_answers, why_silent
 _HELLO_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.01
 _DESCRIPTORS = 16
+_THREADS = 2
 _FOLLOWS_ITS_MEMORY_S = 0.25
 _LONGEST_SLEEP_S = 0.5
 """Also bounds how late Ctrl-C is noticed where a signal does not interrupt the sleep."""
@@ -63,6 +64,7 @@ class Connection:
         self.trace = trace
         self._live = LiveTrace(trace, process, endpoints.run_dir)
         check_descriptors()
+        check_threads()
         self._hello = hello
         self._pid = os.getpid()
         self._context = zmq.Context()
@@ -342,6 +344,15 @@ def check_descriptors() -> None:
             raise BudgetExceeded(
                 f"a client needs {_DESCRIPTORS} file descriptors: {error.strerror}; close some, or raise this process's limit (ulimit -n)"
             ) from error
+
+
+def check_threads() -> None:
+    """Raises BudgetExceeded where libzmq could not start its threads: it would end the process."""
+    if not can_start_threads(_THREADS):
+        raise BudgetExceeded(
+            f"a client needs {_THREADS} threads and can't start them: raise this process's limit (ulimit -u, docker --pids-limit, "
+            "pids.max of its control group)"
+        )
 
 
 def error_of(refused: Refused) -> ReplayError:

@@ -8,7 +8,7 @@ import zmq
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import ProtocolViolation, ServerGone
 
-from replay_server_client.connection import check_descriptors
+from replay_server_client.connection import check_descriptors, check_threads
 from replay_server_client.deadline import Deadline
 from replay_server_client.silence import why_nobody_answers
 
@@ -20,6 +20,7 @@ def query(endpoints: Endpoints, timeout: float | None = 1.0) -> dict[str, object
     """The report as a dict (docs name its keys). Raises ServerGone when no server answers within ``timeout`` seconds."""
     deadline = Deadline(timeout)
     check_descriptors()
+    check_threads()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPORT_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 
 _SPIN_S = 300e-6
@@ -57,6 +58,23 @@ def spin_s() -> float:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return _SPIN_S if cores >= _SPIN_CORES else 0.0
+
+
+def can_start_threads(count: int) -> bool:
+    """Whether this process may have ``count`` more threads: libzmq ends the process where it can't start its own. Tries it; 0.2 ms."""
+    is_over, started = threading.Event(), []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=is_over.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        is_over.set()
+        for thread in started:
+            thread.join()
+    return True
 
 
 def _is_zombie(pid: int) -> bool:

@@ -114,7 +114,8 @@ class Segment:
             if error.errno in _NO_DESCRIPTOR:
                 raise _refused(name, error) from error
             raise ProtocolViolation(
-                f"segment {name} can't be opened ({error.strerror}); the processes must share {segment_dir()}"
+                f"segment {name} can't be opened ({error.strerror}); the processes must share {segment_dir()} (docker: --ipc=host, or "
+                "--ipc=container:NAME)"
             ) from error
         try:
             found = os.fstat(fd).st_size

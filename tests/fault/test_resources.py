@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from replay_server_client import AttachRefused, Collector
+from replay_server_client import AttachRefused, BudgetExceeded, Collector
 from support.markers import MARKERS, marker_steps
 from support.processes import Child, Children
 from support.raw_client import RawClient, RawCollector, RawLearner
@@ -254,6 +256,45 @@ def test_a_client_that_may_open_too_few_files_says_so_and_the_server_serves_on(
 ) -> None:
     outcome = children.run(outcome_of_connect, server.name, str(server.run_dir), limit).result()
     assert outcome == "attached" or (outcome.startswith("BudgetExceeded: ") and "ulimit -n" in outcome)
+    assert_serves(server)
+
+
+# threads
+
+
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+@pytest.fixture
+def pids_group() -> Iterator[Path]:
+    """A control group of our own, for a limit on processes that also holds for root."""
+    group = PIDS / f"replay-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error.strerror}")
+    yield group
+    group.rmdir()
+
+
+def test_a_server_that_may_start_too_few_threads_ends_with_2_before_it_claims_anything(
+    children: Children, run_dir: Path, pids_group: Path
+) -> None:
+    (pids_group / "pids.max").write_text("3")
+    status, line = refused_start(children, shell(f"echo $$ > {pids_group}/cgroup.procs"), run_dir)
+    assert status == 2
+    assert "pids.max" in line
+
+
+def test_a_client_that_may_start_too_few_threads_says_so(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", fail)
+        for attempt in (lambda: Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir), lambda: report_of(server)):
+            with pytest.raises(BudgetExceeded, match="ulimit -u"):
+                attempt()
     assert_serves(server)
 
 

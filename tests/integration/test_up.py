@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from replay_server_client import MultiLearner
+from replay_server_client import MultiLearner, ServerGone
+from replay_server_client.status import query
+from replay_server_protocol.endpoints import Endpoints
 from support.processes import Child, Children
 from support.shards import fill_at
 
@@ -94,3 +98,41 @@ def test_servers_end_with_a_watcher_that_is_killed(children: Children, run_dir: 
     os.kill(up.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(served, timeout=10)
     assert not alive
+
+
+@pytest.mark.slow
+def test_servers_are_watched_also_where_nobody_reads_what_is_told(children: Children, run_dir: Path) -> None:
+    reader, writer = os.pipe()
+    command = [*UP, "--run-dir", str(run_dir), "--cpus", "1"]
+    process = subprocess.Popen(command, stdout=writer, stderr=subprocess.DEVNULL, start_new_session=True)
+    filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)  # a description of its own: the other one still blocks
+    try:
+        end_s = time.monotonic() + 20
+        while not (run_dir / "train-0.status").exists():
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(filler, b"x")
+        endpoints = Endpoints.resolve("train-0", run_dir)
+        first = pid = pid_of(endpoints)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        while pid is None or pid == first:
+            pid = pid_of(endpoints)
+            assert time.monotonic() < end_s, "it was not started again"
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(10) == 0
+        assert not psutil.pid_exists(pid)
+    finally:
+        process.kill()
+        os.close(reader)
+        os.close(writer)
+        os.close(filler)
+
+
+def pid_of(endpoints: Endpoints) -> int | None:
+    with contextlib.suppress(ServerGone):
+        return int(str(query(endpoints, 2.0)["pid"]))
+    return None
