@@ -114,6 +114,42 @@ def test_a_learner_is_told_for_how_long_its_only_collector_is_gone(start_server:
         assert "request 1 of learner 'learner'" in lines_of(server, "has waited for")[0]
 
 
+def attach_and_stop(name: str, run_dir: str) -> None:
+    import os
+    import signal
+
+    from replay_server_client import Collector
+    from support.markers import MARKERS, marker_steps
+
+    with Collector.connect(name, schema=MARKERS, run_dir=run_dir, name="sleeper") as collector:
+        collector.write(marker_steps(0, 1, 0, 16))
+        collector.flush()
+        print("stops", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        collector.write(marker_steps(0, 1, 16, 16))
+        collector.flush()
+
+
+def test_a_stopped_collector_is_named_to_the_learner_that_waits_for_its_rows_and_its_recovery_is_told(
+    start_server: Callable[..., ServerProcess], children: Children
+) -> None:
+    server = start_server("--capacity", "64", "--slot-rows", "16", "--stall-after", str(STALL_AFTER_S))
+    child = children.run(attach_and_stop, server.name, str(server.run_dir))
+    wait_stopped(child)
+    with Learner.connect(server.name, device="cpu", run_dir=server.run_dir) as learner:
+        who = rf"collector 'sleeper' \(pid {child.pid}\), heard last \d+\.\d s ago, its process is stopped"
+        stopped = f"need rows up to seq 32, committed is 16; .* {who}"
+        with pytest.raises(ReplayTimeout, match=stopped):
+            learner.sample(8, min_committed=32, timeout=0.1)
+        server.child.wait_for("has waited for")
+        (told,) = lines_of(server, "has waited for")
+        assert re.search(stopped, told), told
+        child.send_signal(signal.SIGCONT)
+        server.child.wait_for("recovered after")
+        assert len(lines_of(server, "recovered after")) == 1
+        assert child.wait() == 0
+
+
 def test_a_stopped_server_is_named_by_everybody_who_waits_for_it(server: ServerProcess) -> None:
     with (
         Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,

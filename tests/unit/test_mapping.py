@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +81,19 @@ def test_gpu_that_is_not_visible_here_is_named(at: RingAt, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(AttachRefused, match="GPU 1234, this process sees no GPU"):
         map_ring(at._replace(storage="cuda", handle=bytes(64), device_uuid="1234"), "cuda", 1, None)
+
+
+def test_the_rings_gpu_is_found_by_its_uuid_whatever_its_number_is_here(at: RingAt, monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = ["aaaa", "bbbb"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index]))
+    there = at._replace(storage="cuda", handle=bytes(64), device_uuid="bbbb")
+    assert mapping._place(there, "auto") == mapping._place(there, "cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(AttachRefused, match=r"the ring is on cuda:1 \(GPU bbbb\), device='cuda:0'"):
+        mapping._place(there, "cuda:0")
+    with pytest.raises(AttachRefused, match=r"on GPU cccc, this process sees aaaa, bbbb; .*CUDA_VISIBLE_DEVICES"):
+        mapping._place(there._replace(device_uuid="cccc"), "auto")
 
 
 def test_equal_pids_of_server_and_learner_are_refused_for_cuda(at: RingAt, monkeypatch: pytest.MonkeyPatch) -> None:
