@@ -70,8 +70,8 @@ class Segment:
     def create(cls, name: str, n_bytes: int) -> Segment:
         """Makes and maps a new segment with all its pages allocated, so that no later touch can fail.
 
-        Raises BudgetExceeded when the file system has no room (ftruncate alone would succeed, and the first touch kill), or when this
-        process may open no more files.
+        Raises BudgetExceeded when the file system has no room (ftruncate alone would succeed, and the first touch kill), or when a limit of
+        this process forbids it.
         """
         path = segment_dir() / name
         try:
@@ -85,10 +85,8 @@ class Segment:
             return cls(name, n_bytes, mmap.mmap(fd, n_bytes))
         except OSError as error:
             path.unlink(missing_ok=True)
-            if error.errno in _NO_DESCRIPTOR:
-                raise _refused(name, error) from error
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
+                raise _refused(name, error) from error
             room = os.statvfs(segment_dir())
             free_bytes = room.f_bavail * room.f_frsize
             raise BudgetExceeded(
@@ -142,7 +140,7 @@ class Segment:
 
 
 def _refused(name: str, error: OSError) -> BudgetExceeded:
-    remedy = "raise the limit on open files (ulimit -n)" if error.errno in _NO_DESCRIPTOR else "see the limits of this process"
+    remedy = "raise the limit on open files (ulimit -n)" if error.errno in _NO_DESCRIPTOR else "see the limits of this process (ulimit -a)"
     return BudgetExceeded(f"segment {name} can't be made or mapped in {segment_dir()}: {error.strerror}; {remedy}")
 
 

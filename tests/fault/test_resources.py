@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay_server_client import AttachRefused, BudgetExceeded, Collector
+from replay_server_client import AttachRefused, BudgetExceeded, Collector, Schema
 from support.markers import MARKERS, marker_steps
 from support.processes import Child, Children
 from support.raw_client import RawClient, RawCollector, RawLearner
@@ -149,6 +149,13 @@ def run_within(children: Children, within: list[str], function: Callable[..., ob
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(children, "start", start)
         return children.run(function, *arguments)
+
+
+def test_a_limit_on_the_size_of_files_is_told_to_the_collector_and_the_server_serves_on(serve_within: Start) -> None:
+    server = serve_within(shell("ulimit -f 2000"), "--capacity", "10000", "--slot-rows", "16")
+    with pytest.raises(BudgetExceeded, match=r"File too large; see the limits of this process"):
+        Collector.connect(server.name, schema=Schema.of(wide=("float32", 1000)), run_dir=server.run_dir)
+    assert_serves(server, steps=16)
 
 
 # locked memory, descriptors
