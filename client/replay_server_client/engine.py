@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from replay_server_protocol.errors import InvalidRequest, ServerGone
+from replay_server_protocol.errors import InvalidRequest, ReplayError, ServerGone
 from replay_server_protocol.process import spin_s
 from replay_server_protocol.schema import Schema
 
@@ -93,20 +93,28 @@ class Engine:
         """
         self._check_thread()
         self._end_thread()
-        while True:
-            with self._lock:
-                self.conversation.advance()
-                work = self.conversation.claim()
-            if work is None:
-                return
-            work()
+        try:
+            while True:
+                with self._lock:
+                    self.conversation.advance()
+                    work = self.conversation.claim()
+                if work is None:
+                    return
+                work()
+        except BaseException as error:
+            self._interrupted_by(error)
+            raise
 
     def act(self, action: Callable[[], None]) -> None:
         """Does ``action`` under the lock and sends what follows from it."""
         self._check_thread()
-        with self._lock:
-            action()
-            self.conversation.advance()
+        try:
+            with self._lock:
+                action()
+                self.conversation.advance()
+        except BaseException as error:
+            self._interrupted_by(error)
+            raise
 
     def drive(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
         """Advances until ``is_done()`` (asked under the lock), attaching again if the server was lost. False at the deadline.
@@ -140,6 +148,9 @@ class Engine:
                 if deadline.has_passed:
                     return False
                 self._sleep(min(nap_s, deadline.remaining_s), spin_until_s)
+        except BaseException as error:
+            self._interrupted_by(error)
+            raise
         finally:
             self._resume_thread()
 
@@ -186,6 +197,16 @@ class Engine:
         if self._lock.acquire(timeout=_ABANDON_S):
             self._lock.release()
             self.close()
+
+    def _interrupted_by(self, error: BaseException) -> None:
+        """Ctrl-C, or what a signal handler raised, may have come between a message about the ring and what it asks for: nobody says it
+        again, so the next call begins anew. Of all later messages the server says the lost one again."""
+        if isinstance(error, ReplayError):
+            return
+        with self._lock:
+            if self.connection.is_attached and self.conversation.ring is None:
+                self.conversation.let_go()
+                self.connection.say_bye()
 
     def _check_thread(self) -> None:
         if not self._is_for_one_thread:

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
+from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, ServerGone, shown
 from replay_server_protocol.messages import PROTOCOL_VERSION, Capture, Captured, Explain, Grant, Hello, Observe, Reason, Refused, Release
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
@@ -160,11 +160,18 @@ class _Leases:
 
     def ring(self, deadline: Deadline) -> Ring:
         self._connection.check_process()
-        while (ring := self._observed.ring) is None:
-            if not self._connection.is_attached:
-                self._connection.attach(deadline)
-            if self._receive(min(deadline.remaining_s, _ASK_AGAIN_S)) is None and deadline.has_passed:
-                raise ReplayTimeout(f"there is no ring to look at after {deadline.elapsed_s:.2f} s: {self._reason()}")
+        try:
+            while (ring := self._observed.ring) is None:
+                if not self._connection.is_attached:
+                    self._connection.attach(deadline)
+                if self._receive(min(deadline.remaining_s, _ASK_AGAIN_S)) is None and deadline.has_passed:
+                    raise ReplayTimeout(f"there is no ring to look at after {deadline.elapsed_s:.2f} s: {self._reason()}")
+        except ReplayError:
+            raise
+        except BaseException:  # Ctrl-C, perhaps between a message about the ring and what it asks for: the next call begins anew
+            self._observed.let_go()
+            self._connection.say_bye()
+            raise
         return ring
 
     def under_lease(self, work: Callable[[Grant, Bounce], T], deadline: Deadline) -> T | None:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from replay_server_client import Collector
 from support.freeze import frozen
+from support.markers import MARKERS, marker_steps
 from support.processes import Children
 from support.raw_client import RawLearner
 from support.reports import assert_conserved, wait_report
@@ -148,3 +150,50 @@ def test_calls_that_are_interrupted_anywhere_lose_no_slot_no_batch_and_no_count(
         linked = (links[:-1] >= 0).nonzero()[0]
         assert len(linked) > 50
         assert (steps[linked + 1] == steps[linked] + 1).all(), "a link never leads over rows that an interrupted call did not place"
+
+
+def be_interrupted_early(name: str, run_dir: str, rounds: int) -> float:
+    """Learners and observers are interrupted while the ring is shown to them; the longest that one waited in peace afterwards."""
+    import contextlib
+    import random
+    import signal
+    import time
+    from types import FrameType
+
+    from replay_server_client import Learner, Observer
+
+    calls = (Learner.progress.__code__, Observer.read.__code__)
+
+    def raise_it(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code in calls:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, 5e-5)
+
+    signal.signal(signal.SIGALRM, raise_it)
+    drawn, longest_s = random.Random(1), 0.0
+    for _ in range(rounds):
+        with (
+            Learner.connect(name, device="cpu", run_dir=run_dir) as learner,
+            Observer.connect(name, run_dir=run_dir) as observer,
+        ):
+            for call in (learner.progress, lambda looking=observer: looking.read(newest=1)):
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, drawn.uniform(5e-5, 2e-3))
+                    while True:
+                        call()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            begin_s = time.monotonic()
+            learner.sample(4, timeout=10.0)
+            observer.read(newest=1, timeout=10.0)
+            longest_s = max(longest_s, time.monotonic() - begin_s)
+    return longest_s
+
+
+@pytest.mark.slow
+def test_clients_interrupted_while_the_ring_is_shown_to_them_see_it_all_the_same(server: ServerProcess, children: Children) -> None:
+    with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector:
+        collector.write(marker_steps(0, 1, 0, 16))
+        collector.flush()
+        assert children.run(be_interrupted_early, server.name, str(server.run_dir), 12).result() < 5.0
