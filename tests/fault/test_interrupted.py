@@ -136,9 +136,9 @@ def test_calls_that_are_interrupted_anywhere_lose_no_slot_no_batch_and_no_count(
     start_server: Callable[..., ServerProcess], children: Children
 ) -> None:
     server = start_server("--capacity", "1000", "--slot-rows", "16", "--columns", "link", "--lease", "0.3")
-    child = children.run(be_interrupted, server.name, str(server.run_dir), 1.5)
+    child = children.run(be_interrupted, server.name, str(server.run_dir), 0.8)
     found = child.result()
-    assert found["interrupts"] > 200
+    assert found["interrupts"] > 50
     assert found["waited_s"] < 5.0
     assert (found["rows_written"], found["rows_committed"], found["free_slots"]) == (found["seq"], found["seq"], found["depth"])
     report = wait_report(server, lambda found: not found["collectors"] and not found["learners"])
