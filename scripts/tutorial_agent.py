@@ -54,9 +54,7 @@ def learn(server: ReplayServer, updates: int, seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # the network is small: more threads only take turns
     network, slow = (
-        torch.nn.Sequential(
-            torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2)
-        )
+        torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2))
         for _ in range(2)
     )
     with torch.no_grad():
