@@ -20,6 +20,8 @@ from support.raw_client import RawClient, RawCollector
 from support.reports import report_of
 from support.servers import ServerProcess, spawn_server
 
+import replay_server
+
 SCHEMA = Schema.of(obs=("float32", 3), reward="float32")
 
 
@@ -57,7 +59,7 @@ def test_status_in_words_and_as_json(server: ServerProcess) -> None:
     assert server.name in words.stdout
     assert "waiting_for_schema" in words.stdout
     found = json.loads(run("status", *reach(server), "--json").stdout)
-    schema = json.loads((Path(sys.modules["replay_server"].__file__ or "").parent / "status_report.schema.json").read_text())
+    schema = json.loads((Path(replay_server.__file__ or "").parent / "status_report.schema.json").read_text())
     jsonschema.validate(found, schema)
     with RawCollector(server.endpoints, SCHEMA, name="walker") as collector:
         collector.publish(1, 0, 16)

@@ -61,7 +61,7 @@ OTHER_OPTIONS = {
     "--cpus",
     "--keep",
 }
-OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
+OTHERS_OPTIONS = {"--index-url", "--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
