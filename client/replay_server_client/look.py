@@ -139,7 +139,7 @@ def chunks(source: LeaseSource, seqs: Seqs, deadline: Deadline, most_rows: int |
 def _copier(ring: Ring, asked: Seqs, most_rows: int | None) -> Callable[[Grant, Bounce], Chunk]:
     def copied(grant: Grant, bounce: Bounce) -> Chunk:
         n = len(bounce.memory) // ring.record_bytes
-        return _copy(ring, asked[: min(n, most_rows or n)], grant, bounce)
+        return copy_rows(ring, asked[: min(n, most_rows or n)], grant, bounce)
 
     return copied
 
@@ -193,7 +193,7 @@ def _leased(source: LeaseSource, work: Callable[[Grant, Bounce], T], deadline: D
     raise ReplayTimeout(f"{_LATE_IN_A_ROW} copies in a row took longer than their lease: serve with a longer --lease, or free this machine")
 
 
-def _copy(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
+def copy_rows(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
     """Copies what of ``asked`` is in the granted window, a run of neighbours at a time, and waits for that."""
     if grant.generation != ring.at.generation:
         raise ServerGone("the server restarted while its rows were being read: the rest of them are lost; read again")

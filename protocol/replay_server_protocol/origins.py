@@ -51,3 +51,6 @@ class Origins:
         self._taken.move_to_end(origin)
         if len(self._taken) > self._most:
             self._taken.popitem(last=False)
+
+    def forget(self, origin: str) -> None:
+        self._taken.pop(origin, None)

@@ -1,0 +1,197 @@
+"""A collector on another node, with no Ray between: relay, carrier and host service in one process, a real sidecar behind them."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replay_server_client import AttachRefused, Collector, Learner, SchemaMismatch
+from replay_server_client.observer import Observer
+from replay_server_client.ray.carrier import ChunkCarrier
+from replay_server_client.ray.delivery import Delivery
+from replay_server_client.ray.host_service import HostService
+from replay_server_client.ray.parcel import Answer, Bytes, Header
+from replay_server_client.status import query
+from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.errors import ServerGone
+from replay_server_protocol.schema import Schema
+from support.processes import Children
+from support.servers import ServerProcess, spawn_server
+
+from replay_server.config import ServerConfig
+from replay_server.relay import RelayServer
+
+SCHEMA = Schema.of({"marker": ("int64", ()), "reward": ("float32", ())})
+
+
+class FailingCalls:
+    """Calls of a host that loses its memory, or its answer, at random."""
+
+    def __init__(self, server: ServerProcess, seed: int) -> None:
+        self._server = server
+        self._rng = random.Random(seed)
+        self._pool = ThreadPoolExecutor(1)
+        self._host = self._start()
+        self.deaths = 0
+
+    def _start(self) -> HostService:
+        return HostService(self._server.name, str(self._server.run_dir))
+
+    def agree(self, schema: dict[str, object]) -> dict[str, object]:
+        return self._host.agree(schema)
+
+    def deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Future[Answer]:
+        return self._pool.submit(self._deliver, headers, rows, schema)
+
+    def _deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Answer:
+        fate = self._rng.random()
+        if fate < 0.1:
+            self._die("before the call")
+        answer = self._host.deliver(headers, rows, schema)
+        if fate > 0.9:
+            self._die("after the call")
+        return answer
+
+    def _die(self, when: str) -> None:
+        self.deaths += 1
+        self._host.close()
+        self._host = self._start()
+        raise ConnectionError(when)
+
+    def forget(self, origins: Sequence[str]) -> None:
+        self._pool.submit(lambda: self._host.forget(origins))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self._host.close()
+
+
+class Node:
+    """A node without a GPU: collectors connect to ``name`` here."""
+
+    def __init__(self, run_dir: Path, calls: Any, **options: Any) -> None:
+        self.run_dir = run_dir
+        self.carrier = ChunkCarrier(calls, Delivery(chunk_bytes=400, linger_s=0.002))
+        self.carrier.start()
+        self.server = RelayServer(ServerConfig(name="node", run_dir=str(run_dir), device="cpu", **options), self.carrier)
+        self._thread = threading.Thread(target=self.server.run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.stop()
+        self._thread.join(10)
+        self.server.close()
+        self.carrier.close()
+
+
+@pytest.fixture
+def sidecar(children: Children, crash_dir: Path) -> Iterator[ServerProcess]:
+    sidecar = spawn_server(children, crash_dir, "--capacity", "5000", "--slot-rows", "16", "--columns", "link", "--depth", "4")
+    yield sidecar
+    sidecar.stop()
+
+
+@pytest.fixture
+def calls(sidecar: ServerProcess) -> Iterator[FailingCalls]:
+    calls = FailingCalls(sidecar, 1)
+    yield calls
+    calls.close()
+
+
+@pytest.fixture
+def node(calls: FailingCalls, crash_dir: Path) -> Iterator[Node]:
+    node = Node(crash_dir, calls, depth=8)
+    yield node
+    node.close()
+
+
+def rows(first: int, n: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"marker": np.arange(first, first + n), "reward": np.ones(n, np.float32)}
+
+
+def markers(sidecar: ServerProcess) -> list[int]:
+    with Observer.connect(sidecar.name, run_dir=sidecar.run_dir) as observer:
+        found: list[int] = observer.read(newest=10_000)["marker"].tolist()
+        return found
+
+
+def test_rows_of_two_collectors_are_in_the_ring_once_and_in_order_though_hosts_die(
+    node: Node, calls: FailingCalls, sidecar: ServerProcess
+) -> None:
+    with (
+        Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, lanes=2) as one,
+        Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, lanes=1) as two,
+    ):
+        for step in range(100):
+            one.write(rows(16 * step, 16))
+            two.write(rows(100_000 + 16 * step, 16))
+        assert one.flush(30) > 0
+        assert two.flush(30) > 0
+    found = markers(sidecar)
+    assert [m for m in found if m < 100_000] == list(range(1600))
+    assert [m for m in found if m >= 100_000] == list(range(100_000, 101_600))
+    assert calls.deaths > 5
+    report: Any = query(Endpoints.resolve(sidecar.name, sidecar.run_dir))
+    counters = report["counters"]
+    assert counters["rows_published"] == counters["rows_committed"] == 3200
+    assert report["moments"]["reward"]["count"] == 3200
+
+
+def test_a_credit_means_that_the_rows_are_in_the_ring(node: Node, sidecar: ServerProcess) -> None:
+    with Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA) as collector:
+        collector.write(rows(0, 40))
+        assert collector.flush(30) >= 40
+        assert markers(sidecar) == list(range(40))
+
+
+def test_a_full_ring_holds_the_collector_back(children: Children, crash_dir: Path) -> None:
+    options = ("--capacity", "64", "--slot-rows", "16", "--samples-per-insert", "1", "--tolerance", "64")
+    sidecar = spawn_server(children, crash_dir, *options)
+    calls = FailingCalls(sidecar, 2)
+    node = Node(crash_dir, calls, depth=2)
+    try:
+        with Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA) as collector:
+            with pytest.raises(TimeoutError, match="the host of the ring"):
+                collector.write(rows(0, 400), timeout=1.5)
+            assert collector.statistics().rows_written < 200
+            collector._ingress.let_go()
+    finally:
+        node.close()
+        calls.close()
+        sidecar.stop()
+
+
+def test_learners_and_observers_are_sent_where_the_ring_is(node: Node) -> None:
+    with pytest.raises(AttachRefused, match="has no ring"):
+        Learner.connect("node", run_dir=node.run_dir, device="cpu")
+    with pytest.raises(AttachRefused, match="has no ring"):
+        Observer.connect("node", run_dir=node.run_dir)
+
+
+def test_another_schema_is_refused_by_the_ring(node: Node) -> None:
+    Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA).close()
+    with pytest.raises(SchemaMismatch, match="marker"):
+        Collector.connect("node", run_dir=node.run_dir, schema=Schema.of({"marker": ("int32", ())}))
+
+
+def test_draws_of_a_host_are_the_windows_rows_and_the_same_for_the_same_key(sidecar: ServerProcess) -> None:
+    host = HostService(sidecar.name, str(sidecar.run_dir))
+    with Collector.connect(sidecar.name, run_dir=sidecar.run_dir, schema=SCHEMA) as collector:
+        collector.write(rows(1000, 64))
+        collector.flush()
+        first, again = host.draw(32, (1, 2), 5.0), host.draw(32, (1, 2), 5.0)
+    assert first.size_rows == 64
+    assert (first.fields["marker"] == first.seqs + 1000).all()
+    assert (first.seqs == again.seqs).all()
+    report: Any = query(Endpoints.resolve(sidecar.name, sidecar.run_dir))
+    assert report["counters"]["batches_granted"] == 2
+    sidecar.stop()
+    with pytest.raises(ServerGone):
+        host.draw(1, (1,), 0.1)
+    host.close()
