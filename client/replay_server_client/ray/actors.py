@@ -1,0 +1,143 @@
+"""The two actors, thin: what they do is HostService's and RelayServer's. Ray restarts them; nothing that matters lives in them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any, cast
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError
+from replay_server_protocol.errors import ServerGone
+
+from replay_server.config import ServerConfig
+from replay_server.relay import RelayServer
+from replay_server_client.ray.carrier import ChunkCarrier
+from replay_server_client.ray.delivery import Delivery
+from replay_server_client.ray.host_service import HostService
+from replay_server_client.ray.parcel import Answer, Bytes, Header
+from replay_server_client.ray.row_sampler import Drawn
+
+NAMESPACE = "replay"
+HOST_PREFIX, FORWARDER_PREFIX = "replay-host:", "replay-forwarder:"
+_AGREE_WAIT_S = 20.0
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"deliver": 1, "draw": 1, "look": 2})
+class ReplayHost:
+    """One per sidecar, on its node. Claims no GPU: a ring on one is read through its own mapping, by UUID."""
+
+    def __init__(self, server: str | None, run_dir: str | None) -> None:
+        self._service = HostService(server, run_dir)
+
+    @ray.method(concurrency_group="deliver")
+    def agree(self, schema: dict[str, object]) -> dict[str, object]:
+        return self._service.agree(schema)
+
+    @ray.method(concurrency_group="deliver")
+    def deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Answer:
+        return self._service.deliver(headers, rows, schema)
+
+    @ray.method(concurrency_group="deliver")
+    def forget(self, origins: Sequence[str]) -> None:
+        self._service.forget(origins)
+
+    @ray.method(concurrency_group="draw")
+    def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Drawn:
+        return self._service.draw(n, key, timeout_s)
+
+    @ray.method(concurrency_group="look")
+    def size(self) -> tuple[int, int]:
+        return self._service.size()
+
+    @ray.method(concurrency_group="look")
+    def report(self) -> dict[str, object]:
+        return self._service.report()
+
+
+class RemoteHost:
+    """The host of ``shard``, wherever it is; asked for again by name after it died for good, since another may have its place."""
+
+    def __init__(self, shard: str) -> None:
+        self.shard = shard
+        self._actor: Any = None
+
+    def agree(self, schema: dict[str, object]) -> dict[str, object]:
+        return cast("dict[str, object]", ray.get(self._handle().agree.remote(schema), timeout=_AGREE_WAIT_S))
+
+    def deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Future[Answer]:
+        return self._watched(self._handle().deliver.remote(headers, rows, schema))
+
+    def forget(self, origins: Sequence[str]) -> None:
+        self._handle().forget.remote(origins)
+
+    def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Future[Drawn]:
+        return self._watched(self._handle().draw.remote(n, key, timeout_s))
+
+    def size(self) -> Future[tuple[int, int]]:
+        return self._watched(self._handle().size.remote())
+
+    def close(self) -> None:
+        """The host is not this one's to end."""
+
+    def _handle(self) -> Any:
+        if self._actor is None:
+            try:
+                self._actor = ray.get_actor(HOST_PREFIX + self.shard, namespace=NAMESPACE)
+            except ValueError as error:
+                raise ServerGone(f"there is no ReplayHost of shard {self.shard!r} in this cluster: start_host({self.shard!r}, …)") from error
+        return self._actor
+
+    def _watched(self, ref: Any) -> Future[Any]:
+        """Its future; Ray's errors of a lost actor come as ServerGone."""
+        found: Future[Any] = Future()
+
+        def copy(done: Future[Any]) -> None:
+            error = done.exception()
+            if isinstance(error, ActorDiedError):
+                self._actor = None
+            if isinstance(error, RayActorError):
+                error = ServerGone(f"the ReplayHost of shard {self.shard!r} does not answer ({type(error).__name__})")
+            if error is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(done.result())
+
+        ref.future().add_done_callback(copy)
+        return found
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups={"look": 2})
+class Forwarder:
+    """One per node with collectors: a server there in all but the ring. Collectors connect to it by ``name`` as to any sidecar."""
+
+    def __init__(self, shard: str, name: str, run_dir: str | None, depth: int, chunk_bytes: int) -> None:
+        self._shard = shard
+        self._carrier = ChunkCarrier(RemoteHost(shard), Delivery(chunk_bytes=chunk_bytes))
+        self._carrier.start()
+        self._server = RelayServer(ServerConfig(name=name, run_dir=run_dir, device="cpu", depth=depth), self._carrier)
+        self._thread = threading.Thread(target=self._serve, name="relay", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            self._server.run()
+        except BaseException:
+            os._exit(1)  # Ray starts it again; collectors notice the death and attach to the next one
+        self._server.close()
+
+    @ray.method(concurrency_group="look")
+    def report(self) -> dict[str, object]:
+        endpoints = self._server.replay.directory.endpoints
+        found: dict[str, object] = {"pid": os.getpid(), "server": endpoints.name, "run_dir": str(endpoints.run_dir), "shard": self._shard}
+        return found | {"collectors": len(self._server.replay.sessions), **asdict(self._carrier.counts())}
+
+    @ray.method(concurrency_group="look")
+    def stop(self) -> None:
+        """Collectors are told; what they had published is carried to its end as far as two seconds allow."""
+        self._server.stop()
+        self._thread.join(10)
+        self._carrier.close()

@@ -1,0 +1,119 @@
+"""Starts the actors of a cluster, finds them by name, and asks them all how they are. Call ``ray.init`` first, with an address."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack, cast
+
+from replay_server_protocol.endpoints import check_name
+from replay_server_protocol.errors import InvalidRequest
+
+from replay_server_client.ray.delivery import CHUNK_BYTES
+from replay_server_client.ray.learner import ClusterLearner, LearnerOptions, LocalHost, ShardHost
+
+try:
+    import ray
+except ModuleNotFoundError as error:
+    raise InvalidRequest(f"several nodes need the package {error.name}: pip install 'replay-server[ray]'") from error
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from replay_server_client.ray.actors import FORWARDER_PREFIX, HOST_PREFIX, NAMESPACE, Forwarder, RemoteHost, ReplayHost
+
+FORWARDER_DEPTH = 8
+_READY_WAIT_S = 60.0
+
+
+def start_host(
+    shard: str,
+    *,
+    server: str | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    node_id: str | None = None,
+    resources: Mapping[str, float] | None = None,
+) -> Any:
+    """The ReplayHost of ``shard``, started beside its sidecar ``server``, or the one there is. It outlives this driver.
+
+    ``node_id`` pins it to a node (Ray's hex id), by default this one; ``resources`` to what a node offers, as ``{"replay_host": 1}``.
+    """
+    check_name(shard, "shard name")
+    return _start(ReplayHost, HOST_PREFIX + shard, (server, _text(run_dir)), node_id, resources, "report")
+
+
+def start_forwarder(
+    shard: str,
+    *,
+    name: str,
+    run_dir: str | os.PathLike[str] | None = None,
+    depth: int = FORWARDER_DEPTH,
+    chunk_bytes: int = CHUNK_BYTES,
+    node_id: str | None = None,
+    resources: Mapping[str, float] | None = None,
+) -> Any:
+    """A forwarder of this node (or ``node_id``) that collectors connect to as ``name``, whose rows go to ``shard``.
+
+    ``depth`` slots a collector: they are held until their rows are committed at the shard, a round trip later. Publishes are gathered to
+    ``chunk_bytes`` a call while others are on their way. Returns once collectors may connect.
+    """
+    check_name(shard, "shard name")
+    check_name(name)
+    node = node_id or ray.get_runtime_context().get_node_id()
+    actor_name = f"{FORWARDER_PREFIX}{node[:12]}:{name}"
+    return _start(Forwarder, actor_name, (shard, name, _text(run_dir), depth, chunk_bytes), node, resources, "report")
+
+
+def connect_learner(
+    shards: Sequence[str], *, local: Mapping[str, tuple[str | None, str | None]] | None = None, **options: Unpack[LearnerOptions]
+) -> ClusterLearner:
+    """A learner of these shards through their hosts; those of ``local`` (shard: (server, run_dir)) from their sidecars directly."""
+    here = dict(local or {})
+    hosts: dict[str, ShardHost] = {}
+    for shard in shards:
+        hosts[shard] = LocalHost(*here[shard]) if shard in here else cast("ShardHost", RemoteHost(shard))
+    return ClusterLearner(hosts, **options)
+
+
+def status(timeout: float = 5.0) -> dict[str, object]:
+    """Every host and forwarder of the cluster: its report, or why there is none."""
+    asked = {}
+    for each in ray.util.list_named_actors(all_namespaces=True):
+        name = each["name"]
+        if each["namespace"] == NAMESPACE and name.startswith((HOST_PREFIX, FORWARDER_PREFIX)):
+            try:
+                asked[name] = ray.get_actor(name, namespace=NAMESPACE).report.remote()
+            except ValueError:  # it ended just now
+                continue
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout) if asked else None
+    hosts, forwarders = {}, {}
+    for name, ref in sorted(asked.items()):
+        found = hosts if name.startswith(HOST_PREFIX) else forwarders
+        found[name.partition(":")[2]] = _report_of(ref)
+    nodes = [{"id": node["NodeID"], "alive": node["Alive"], "address": node["NodeManagerAddress"]} for node in ray.nodes()]
+    return {"nodes": nodes, "hosts": hosts, "forwarders": forwarders}
+
+
+def _report_of(ref: Any) -> object:
+    try:
+        return ray.get(ref, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        return {"state": "silent", "error": "no answer in time"}
+    except ray.exceptions.RayError as error:
+        return {"state": "lost", "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+
+
+def _start(
+    kind: Any, name: str, arguments: tuple[object, ...], node_id: str | None, resources: Mapping[str, float] | None, ready: str
+) -> Any:
+    pinned = node_id or (None if resources else ray.get_runtime_context().get_node_id())
+    options: dict[str, object] = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    if pinned is not None:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(pinned, soft=False)
+    if resources:
+        options["resources"] = dict(resources)
+    actor = kind.options(**options).remote(*arguments)
+    ray.get(getattr(actor, ready).remote(), timeout=_READY_WAIT_S)
+    return actor
+
+
+def _text(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)
