@@ -20,7 +20,7 @@ SIZES = {"one": 100, "two": 300, "three": 600}
 
 
 def filled(sidecars: Callable[..., ServerProcess], first: int, n: int) -> ServerProcess:
-    sidecar = sidecars("--capacity", "2000", "--slot-rows", "50")
+    sidecar = sidecars("--capacity", "40000", "--slot-rows", "50")
     with Collector.connect(sidecar.name, run_dir=sidecar.run_dir, schema=SCHEMA) as collector:
         collector.write({"marker": np.arange(first, first + n)})
         collector.flush()
