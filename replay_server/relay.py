@@ -25,6 +25,7 @@ from replay_server_protocol.segment import Segment
 
 from replay_server.budget import MemoryPlan
 from replay_server.config import ServerConfig
+from replay_server.counters import Tally
 from replay_server.flow import FlowState
 from replay_server.ingress import Ingress, Published
 from replay_server.metadata import Metadata, Notes
@@ -34,7 +35,6 @@ from replay_server.server import Server
 from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingPlace, Write
 from replay_server.store import finite_fields, moment_fields
-from replay_server.counters import Tally
 
 PASSED_OPTIONS = ("columns", "moments", "return_gamma", "finite", "nonfinite", "slot_rows", "mailbox_bytes")
 """Options of the ring's server that its collectors' slots and messages depend on."""
@@ -51,14 +51,6 @@ class Passed(NamedTuple):
     rows: npt.NDArray[np.uint8]
 
 
-class Committed(NamedTuple):
-    """Every publish of ``origin`` up to ``number`` is in the ring, and ``committed`` is a seq that covers them."""
-
-    origin: str
-    number: int
-    committed: int
-
-
 class Carrier(Protocol):
     """Carries publishes to the ring's server, each once and those of one origin in order. Called by the loop's thread alone."""
 
@@ -68,8 +60,9 @@ class Carrier(Protocol):
     def carry(self, passed: Passed) -> None:
         """Takes a publish; never waits."""
 
-    def take_committed(self) -> Sequence[Committed]:
-        """What was committed since it was asked last; never waits."""
+    def take_committed(self) -> Sequence[tuple[str, int, int]]:
+        """What was committed since it was asked last, (origin, number, committed): every publish of the origin up to that number is in the
+        ring, and the seq covers them. Never waits."""
 
     def forget(self, origin: str) -> None:
         """This collector has gone, and all it published is committed."""
@@ -124,7 +117,7 @@ class RelayIngress(Ingress):
         return self._queue[0] if self._queue else None
 
     def drain(self, now_ns: int) -> int:
-        """Hands every new publish to the carrier; ``_queue`` keeps all that are not committed, ``_carried`` the first of them handed over."""
+        """Hands every new publish to the carrier. ``_queue`` keeps all without a commit; the first ``_completed`` were handed over."""
         handed = 0
         while self._completed < len(self._queue):
             published = self._queue[self._completed]
@@ -138,12 +131,12 @@ class RelayIngress(Ingress):
 
     def commit(self, now_ns: int) -> list[CollectorSession]:
         credited: dict[int, CollectorSession] = {}
-        for done in self.carrier.take_committed():
+        for origin, number, committed in self.carrier.take_committed():
             kept: deque[Published] = deque()
             for published in self._queue:
                 collector = published.collector
-                if origin_of(collector) == done.origin and published.message.number <= done.number:
-                    self._credit(published, done.committed, now_ns)
+                if origin_of(collector) == origin and published.message.number <= number:
+                    self._credit(published, committed, now_ns)
                     credited[collector.token] = collector
                 else:
                     kept.append(published)

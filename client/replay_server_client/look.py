@@ -22,7 +22,7 @@ from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerG
 from replay_server_protocol.messages import Grant, RingAt
 from replay_server_protocol.schema import OVERLAY_LAP, Schema
 
-from replay_server_client.bounce import Bounce
+from replay_server_client.bounce import Bounce, HostBounce
 from replay_server_client.deadline import Deadline
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ Selection = int | Sequence[int] | Seqs
 
 _LATE_IN_A_ROW = 3
 _NAMED = 8
+_MANY_RUNS = 8
 _PRIORITY = np.dtype([("lap", "<i4"), ("priority", "<f4")])
 
 
@@ -205,6 +206,10 @@ def copy_rows(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
     at, places = 0, {}
     for name, (offset, n_bytes) in ring.columns.items():
         places[name] = (at, n_bytes)
+        if isinstance(bounce, HostBounce) and len(begins) > _MANY_RUNS:
+            bounce.gather(offset, n_bytes, indices, at)
+            at += len(seqs) * n_bytes
+            continue
         for begin, end in zip(begins, ends, strict=True):
             if begin < end:
                 bounce.copy(offset + int(indices[begin]) * n_bytes, (end - begin) * n_bytes, at + begin * n_bytes)

@@ -1,6 +1,6 @@
 """Several nodes on Ray (extra ``ray``): remote collectors' rows into a sidecar's ring, and rows of remote rings into a learner's batches.
 
-Only ``actors`` and ``cluster`` import Ray; what they run is plain code, and the sidecar knows nothing of either.
+Only ``actors``, ``cluster`` and ``survey`` import Ray; what they run is plain code, and the sidecar knows nothing of either.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ _LOADED_BY_NAME = {
     "connect_learner": "replay_server_client.ray.cluster",
     "start_forwarder": "replay_server_client.ray.cluster",
     "start_host": "replay_server_client.ray.cluster",
-    "status": "replay_server_client.ray.cluster",
+    "status": "replay_server_client.ray.survey",
 }
 
-__all__ = ["ClusterLearner", "connect_learner", "start_forwarder", "start_host", "status"]  # noqa: F822 - loaded by name
+__all__ = ["ClusterLearner", "connect_learner", "start_forwarder", "start_host", "status"]
 
 
 def __getattr__(name: str) -> object:

@@ -18,11 +18,10 @@ from replay_server.relay import RelayServer
 from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.delivery import Delivery
 from replay_server_client.ray.host_service import HostService
+from replay_server_client.ray.names import HOST_PREFIX, NAMESPACE
 from replay_server_client.ray.parcel import Answer, Bytes, Header
 from replay_server_client.ray.row_sampler import Drawn
 
-NAMESPACE = "replay"
-HOST_PREFIX, FORWARDER_PREFIX = "replay-host:", "replay-forwarder:"
 _AGREE_WAIT_S = 20.0
 
 
@@ -88,12 +87,15 @@ class RemoteHost:
             try:
                 self._actor = ray.get_actor(HOST_PREFIX + self.shard, namespace=NAMESPACE)
             except ValueError as error:
-                raise ServerGone(f"there is no ReplayHost of shard {self.shard!r} in this cluster: start_host({self.shard!r}, …)") from error
+                raise ServerGone(
+                    f"there is no ReplayHost of shard {self.shard!r} in this cluster: start_host({self.shard!r}, …)"
+                ) from error
         return self._actor
 
     def _watched(self, ref: Any) -> Future[Any]:
         """Its future; Ray's errors of a lost actor come as ServerGone."""
         found: Future[Any] = Future()
+        found.set_running_or_notify_cancel()  # a call that was made can't be taken back
 
         def copy(done: Future[Any]) -> None:
             error = done.exception()
@@ -125,7 +127,7 @@ class Forwarder:
     def _serve(self) -> None:
         try:
             self._server.run()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - a forwarder without its loop must not look alive
             os._exit(1)  # Ray starts it again; collectors notice the death and attach to the next one
         self._server.close()
 

@@ -1,4 +1,4 @@
-"""Starts the actors of a cluster, finds them by name, and asks them all how they are. Call ``ray.init`` first, with an address."""
+"""Starts the actors of a cluster, and learners of them. Call ``ray.init`` first, with an address."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from replay_server_protocol.endpoints import check_name
-from replay_server_protocol.errors import InvalidRequest
 
+from replay_server_client.ray.actors import Forwarder, RemoteHost, ReplayHost
 from replay_server_client.ray.delivery import CHUNK_BYTES
 from replay_server_client.ray.learner import ClusterLearner, LearnerOptions, LocalHost, ShardHost
-
-try:
-    import ray
-except ModuleNotFoundError as error:
-    raise InvalidRequest(f"several nodes need the package {error.name}: pip install 'replay-server[ray]'") from error
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from replay_server_client.ray.actors import FORWARDER_PREFIX, HOST_PREFIX, NAMESPACE, Forwarder, RemoteHost, ReplayHost
+from replay_server_client.ray.names import FORWARDER_PREFIX, HOST_PREFIX, NAMESPACE
 
 FORWARDER_DEPTH = 8
 _READY_WAIT_S = 60.0
@@ -71,34 +66,6 @@ def connect_learner(
     for shard in shards:
         hosts[shard] = LocalHost(*here[shard]) if shard in here else cast("ShardHost", RemoteHost(shard))
     return ClusterLearner(hosts, **options)
-
-
-def status(timeout: float = 5.0) -> dict[str, object]:
-    """Every host and forwarder of the cluster: its report, or why there is none."""
-    asked = {}
-    for each in ray.util.list_named_actors(all_namespaces=True):
-        name = each["name"]
-        if each["namespace"] == NAMESPACE and name.startswith((HOST_PREFIX, FORWARDER_PREFIX)):
-            try:
-                asked[name] = ray.get_actor(name, namespace=NAMESPACE).report.remote()
-            except ValueError:  # it ended just now
-                continue
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout) if asked else None
-    hosts, forwarders = {}, {}
-    for name, ref in sorted(asked.items()):
-        found = hosts if name.startswith(HOST_PREFIX) else forwarders
-        found[name.partition(":")[2]] = _report_of(ref)
-    nodes = [{"id": node["NodeID"], "alive": node["Alive"], "address": node["NodeManagerAddress"]} for node in ray.nodes()]
-    return {"nodes": nodes, "hosts": hosts, "forwarders": forwarders}
-
-
-def _report_of(ref: Any) -> object:
-    try:
-        return ray.get(ref, timeout=0)
-    except ray.exceptions.GetTimeoutError:
-        return {"state": "silent", "error": "no answer in time"}
-    except ray.exceptions.RayError as error:
-        return {"state": "lost", "error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
 
 
 def _start(

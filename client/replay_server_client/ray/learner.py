@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
 from torch import Tensor
@@ -126,9 +127,7 @@ class ClusterLearner:
     ) -> None:
         """``mode`` to ``on_loss`` are the router's. With ``prefetch`` the next batch is asked for as one is returned: its counts follow the
         sizes of that moment, and rows of a shard that is lost just then may still be in it; without, each call waits for a round trip."""
-        self.router = Router(
-            list(hosts), mode=mode, own=own, seed=seed, min_size=min_size, floor_rows=floor_rows, on_loss=on_loss
-        )
+        self.router = Router(list(hosts), mode=mode, own=own, seed=seed, min_size=min_size, floor_rows=floor_rows, on_loss=on_loss)
         self.losses = 0
         self._hosts = dict(hosts)
         self._seed = seed
@@ -298,5 +297,5 @@ class _BatchMemory:
         return dict(self._fields), self._ids
 
 
-def _tensor(n: int, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+def _tensor(n: int, array: npt.NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(np.empty((n, *array.shape[1:]), array.dtype))

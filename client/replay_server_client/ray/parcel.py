@@ -1,4 +1,4 @@
-"""What a node sends another: publishes with what belongs to them, their rows in one array. Plain tuples, bytes and numpy: nothing to run."""
+"""What a node sends another: publishes with what belongs to them, their rows in one array: tuples, bytes and numpy."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ def stripped(publish: Publish) -> tuple[object, ...]:
 
 def dressed(header: Header, session: int, generation: int, number: int, slot: int) -> Publish:
     """The same publish as one of another session."""
-    return Publish(session, generation, number, slot, *header.publish, header.origin, header.number, header.first)  # type: ignore[arg-type]
+    return Publish(session, generation, number, slot, *header.publish, header.origin, header.number, header.first)  # type: ignore[arg-type, call-arg]

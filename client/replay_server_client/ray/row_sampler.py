@@ -55,7 +55,9 @@ class RowSampler:
         self._number = 0
 
     def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Drawn:
-        """``n`` rows; of equal windows and ``key`` the same ones. Raises ServerGone when the sidecar ended, ReplayTimeout naming what was missing, and what it refuses."""
+        """``n`` rows; of equal windows and ``key`` the same ones.
+
+        Raises ServerGone when the sidecar ended, ReplayTimeout naming what was missing, and what it refuses."""
         deadline = Deadline(timeout_s)
         for _ in range(_LATE_IN_A_ROW):
             drawn = self._draw(n, key, self._ring(deadline), deadline)

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine for a module: a head and two nodes that offer ``host`` and ``collect``. Skipped, saying why, without Ray."""
+"""A Ray cluster on this machine for each module, to which tests add nodes. Skipped, saying why, without Ray."""
 
 from __future__ import annotations
 
