@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -177,3 +178,10 @@ def test_signals_stop_in_good_order(server: ServerProcess, number: signal.Signal
 def test_an_unknown_verb_ends_with_2() -> None:
     assert run("serv").returncode == 2
     assert run().returncode == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+def test_the_cluster_needs_the_extra_and_the_error_says_how_to_install_it() -> None:
+    refused = run("status", "--cluster")
+    assert refused.returncode == 2
+    assert "pip install 'replay-server[ray]'" in refused.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from replay_server_client import Collector
 from replay_server_client.observer import Observer
+from replay_server_protocol.errors import ServerGone
 from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
@@ -95,3 +98,36 @@ def test_every_publish_is_committed_once_though_the_host_is_killed_twenty_times(
     assert report["chunks"] >= PUBLISHES  # one publish a chunk here
     assert report["parts_sent_again"] > 0
     assert markers(sidecar) == list(range(ROWS * PUBLISHES))
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_forwarder_costs_only_rows_without_a_credit_and_the_command_shows_the_cluster(
+    ray_nodes: Any, sidecars: Callable[..., ServerProcess]
+) -> None:
+    import ray
+    from replay_server_client.ray.cluster import start_forwarder, start_host
+
+    gpu, away = ray_nodes.add("gpu-2"), ray_nodes.add("away-2")
+    sidecar = sidecars("--capacity", "20000", "--slot-rows", str(ROWS))
+    start_host("g2", server=sidecar.name, run_dir=sidecar.run_dir, node_id=gpu)
+    forwarder = start_forwarder("g2", name="away2", run_dir=sidecar.run_dir, node_id=away)
+    with Collector.connect("away2", run_dir=sidecar.run_dir, schema=SCHEMA, timeout=60) as collector:
+        collector.write(rows(0, 10 * ROWS))
+        collector.flush(60)
+        pid = ray.get(forwarder.report.remote())["pid"]
+        collector.write(rows(10 * ROWS, 4 * ROWS))
+        os.kill(pid, 9)
+        collector.write(rows(14 * ROWS, 40 * ROWS), timeout=60)
+        with contextlib.suppress(ServerGone):  # tells how many rows were lost
+            collector.flush(60)
+        collector.flush(60)
+        lost = collector.statistics().rows_lost
+    found = markers(sidecar)
+    assert len(found) == len(set(found))
+    assert set(range(10 * ROWS)) <= set(found)
+    assert 54 * ROWS - lost <= len(found) <= 54 * ROWS
+
+    command = [sys.executable, "-m", "replay_server", "status", "--cluster", ray_nodes.cluster.address]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert f"shard    g2: up, server {sidecar.name!r}" in shown
+    assert "to shard 'g2'" in shown

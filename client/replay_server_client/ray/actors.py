@@ -140,6 +140,6 @@ class Forwarder:
     @ray.method(concurrency_group="look")
     def stop(self) -> None:
         """Collectors are told; what they had published is carried to its end as far as two seconds allow."""
-        self._server.stop()
+        self._server.ask_to_stop()
         self._thread.join(10)
         self._carrier.close()
