@@ -132,6 +132,8 @@ class Delivery(Generic[P]):
         elif not self._must_go_back:
             self._failures = 0
         committed = self._take_answered()
+        if committed:
+            self._failures = min(self._failures, 1)  # it goes on, if slowly
         if self._must_go_back and not self._in_flight:
             self._go_back(now_s)
         return committed

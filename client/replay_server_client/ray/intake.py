@@ -49,14 +49,14 @@ class Intake:
             self._schema = Schema.from_wire(schema)
         self._close_idle()
         try:
-            self._publish(headers, rows, deadline)
+            awaited = self._publish(headers, rows, deadline)
         except ServerGone:
             self.forget_all()
             raise
         except ReplayError:
             self._drop({header.origin for header in headers})
             raise
-        return self._answer(headers, deadline)
+        return self._answer(headers, awaited, deadline)
 
     def forget(self, origins: Sequence[str]) -> None:
         """These collectors have gone."""
@@ -67,12 +67,15 @@ class Intake:
         self._drop(list(self._outlets))
         self._taken = Origins()
 
-    def _publish(self, headers: Sequence[Header], rows: Bytes, deadline: Deadline) -> None:
-        at, stopped = 0, set[str]()
+    def _publish(self, headers: Sequence[Header], rows: Bytes, deadline: Deadline) -> set[str]:
+        """Returns the origins whose commits are worth waiting for: not those that stopped, or come before their turn."""
+        at, stopped, awaited = 0, set[str](), set[str]()
         for header in headers:
             begin, at = at, at + header.n_bytes
             turn = self._taken.judge(header.origin, header.number, header.first)
             self.parts_repeated += turn is Turn.REPEAT
+            if turn is not Turn.EARLY:
+                awaited.add(header.origin)
             if turn is not Turn.NEXT or header.origin in stopped:
                 continue
             if self._outlet(header, deadline).publish(header, rows[begin:at], deadline):
@@ -80,15 +83,16 @@ class Intake:
                 self.parts_taken += 1
             else:
                 stopped.add(header.origin)
+        return awaited - stopped
 
-    def _answer(self, headers: Sequence[Header], deadline: Deadline) -> Answer:
+    def _answer(self, headers: Sequence[Header], awaited: set[str], deadline: Deadline) -> Answer:
         through: dict[str, int] = {}
         committed = 0
         try:
             for header in headers:
                 outlet = self._outlets.get(header.origin)
                 if outlet is not None:
-                    outlet.settle(deadline)
+                    outlet.settle(deadline) if header.origin in awaited else outlet.absorb()
                     committed = max(committed, outlet.committed)
         except ServerGone:
             self.forget_all()
