@@ -58,8 +58,8 @@ class Costs:
     @classmethod
     def fitted(cls, measured: dict[str, Any]) -> Costs:
         """Seconds a call = a + bytes / b, through the larger chunks. With four on their way the slower side is what all wait for, taken to
-        be the host; what a lone chunk takes beyond it is the sender's. A loopback has no bandwidth of its own. ``row_s``: what a row adds to a
-        batch of one shard.
+        be the host; what a lone chunk takes beyond it is the sender's. A loopback has no bandwidth of its own. ``row_s``: what a row
+        adds to a batch of one shard.
         """
 
         def line(window: int) -> tuple[float, float, float]:

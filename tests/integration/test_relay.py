@@ -155,6 +155,7 @@ def test_a_credit_means_that_the_rows_are_in_the_ring(node: Node, sidecar: Serve
         assert markers(sidecar) == list(range(40))
 
 
+@pytest.mark.slow
 def test_a_full_ring_holds_the_collector_back(children: Children, crash_dir: Path) -> None:
     options = ("--capacity", "64", "--slot-rows", "16", "--samples-per-insert", "1", "--tolerance", "64")
     sidecar = spawn_server(children, crash_dir, *options)
@@ -227,6 +228,7 @@ def test_what_was_not_credited_goes_to_the_sidecars_successor(children: Children
         second.stop()
 
 
+@pytest.mark.slow
 def test_a_new_forwarder_of_the_name_is_attached_to_and_nothing_is_there_twice(
     node: Node, calls: FailingCalls, sidecar: ServerProcess, crash_dir: Path
 ) -> None:
