@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -144,6 +145,7 @@ def main() -> None:
         cluster.shutdown()
         for server in started:
             server.close()
+            shutil.rmtree(server.run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import tempfile
 
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # all on loopback
@@ -38,10 +39,10 @@ def collect(server: str, run_dir: str, first: int) -> None:
 def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False})
     servers: list[ReplayServer] = []
+    run_dir = tempfile.mkdtemp(prefix="rs-", dir="/tmp")
     try:
         nodes = {name: cluster.add_node(num_cpus=1, object_store_memory=80 << 20).node_id for name in ("g1", "g2", "c1")}
         ray.init(address=cluster.address, namespace="replay", log_to_driver=False)
-        run_dir = tempfile.mkdtemp(prefix="rs-", dir="/tmp")
         for shard in ("g1", "g2"):
             servers.append(ReplayServer.spawn(name=shard, run_dir=run_dir, capacity=20_000, device="cpu"))
             start_host(shard, server=shard, run_dir=run_dir, node_id=nodes[shard])
@@ -66,6 +67,7 @@ def main() -> None:
         cluster.shutdown()
         for server in servers:
             server.close()
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":
