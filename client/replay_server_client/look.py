@@ -89,6 +89,17 @@ class Chunk:
     window: tuple[int, int]
     ring: Ring
 
+    def newest_rows(self) -> npt.NDArray[np.uint8]:
+        """A copy of the rows, uint8[n, stride], with the newest values of mutable fields."""
+        schema, found = self.ring.schema, self.rows.copy()
+        if self.overlay is not None and schema.overlay is not None:
+            laps = (1 + self.seqs // self.ring.at.ring_rows).astype(np.int32)
+            is_newer = schema.overlay[OVERLAY_LAP].view(self.overlay) == laps
+            for field in schema.overlay:
+                if field.name in schema.names:
+                    schema[field.name].view(found)[is_newer] = field.view(self.overlay)[is_newer]
+        return found
+
     def fields(self, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the rows' fields, ``dtype[n, *shape]``, with the newest values of mutable ones; bfloat16 as the uint16 of its bits."""
         schema, laps = self.ring.schema, (1 + self.seqs // self.ring.at.ring_rows).astype(np.int32)

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from replay_server_client.observer import Observer
 from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.delivery import Delivery
 from replay_server_client.ray.host_service import HostService
-from replay_server_client.ray.parcel import Answer, Bytes, Header
+from replay_server_client.ray.parcel import Answer, Asked, Bytes, Header
+from replay_server_client.request import Request
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import ServerClosing, ServerGone
@@ -188,18 +190,22 @@ def test_another_schema_is_refused_by_the_ring(node: Node) -> None:
 
 def test_draws_of_a_host_are_the_windows_rows_and_the_same_for_the_same_key(sidecar: ServerProcess) -> None:
     host = HostService(sidecar.name, str(sidecar.run_dir))
+    asked = Asked("me", asdict(Request.transitions(64)), 0, 32, (1, 2, 3))
     with Collector.connect(sidecar.name, run_dir=sidecar.run_dir, schema=SCHEMA) as collector:
         collector.write(rows(1000, 64))
         collector.flush()
-        first, again = host.draw(32, (1, 2), 5.0), host.draw(32, (1, 2), 5.0)
+        first, again = host.draw(asked, 5.0), host.draw(asked, 5.0)
     assert first.size_rows == 64
-    assert (first.fields["marker"] == first.seqs + 1000).all()
-    assert (first.seqs == again.seqs).all()
+    marker = SCHEMA["marker"].view(first.rows)
+    assert (marker == first.results["seqs"] + 1000).all()
+    assert (first.results["seqs"] == again.results["seqs"]).all()
+    assert len(first.rows) == 32
     report: Any = query(Endpoints.resolve(sidecar.name, sidecar.run_dir))
     assert report["counters"]["batches_granted"] == 2
+    assert report["flow"]["sampled_rows"] == 64
     sidecar.stop()
     with pytest.raises(ServerGone):
-        host.draw(1, (1,), 0.1)
+        host.draw(asked, 0.1)
     host.close()
 
 

@@ -19,8 +19,7 @@ from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.delivery import Delivery
 from replay_server_client.ray.host_service import HostService
 from replay_server_client.ray.names import HOST_PREFIX, NAMESPACE
-from replay_server_client.ray.parcel import Answer, Bytes, Header
-from replay_server_client.ray.row_sampler import Drawn
+from replay_server_client.ray.parcel import Answer, Asked, Bytes, Drawn, Header, Priorities
 
 _AGREE_WAIT_S = 20.0
 
@@ -32,7 +31,7 @@ class ReplayHost:
     def __init__(self, server: str | None, run_dir: str | None) -> None:
         self._service = HostService(server, run_dir)
 
-    @ray.method(concurrency_group="deliver")
+    @ray.method(concurrency_group="look")  # not behind deliveries that wait for credits
     def agree(self, schema: dict[str, object]) -> dict[str, object]:
         return self._service.agree(schema)
 
@@ -45,8 +44,16 @@ class ReplayHost:
         self._service.forget(origins)
 
     @ray.method(concurrency_group="draw")
-    def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Drawn:
-        return self._service.draw(n, key, timeout_s)
+    def draw(self, asked: Asked, timeout_s: float) -> Drawn:
+        return self._service.draw(asked, timeout_s)
+
+    @ray.method(concurrency_group="draw")  # one thread: what is written comes before the next draw
+    def write(self, told: Priorities) -> int:
+        return self._service.write(told)
+
+    @ray.method(concurrency_group="draw")
+    def leave(self, learner: str) -> None:
+        self._service.leave(learner)
 
     @ray.method(concurrency_group="look")
     def size(self) -> tuple[int, int]:
@@ -73,8 +80,14 @@ class RemoteHost:
     def forget(self, origins: Sequence[str]) -> None:
         self._handle().forget.remote(origins)
 
-    def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Future[Drawn]:
-        return self._watched(self._handle().draw.remote(n, key, timeout_s))
+    def draw(self, asked: Asked, timeout_s: float) -> Future[Drawn]:
+        return self._watched(self._handle().draw.remote(asked, timeout_s))
+
+    def write(self, told: Priorities) -> Future[int]:
+        return self._watched(self._handle().write.remote(told))
+
+    def leave(self, learner: str) -> None:
+        self._handle().leave.remote(learner)
 
     def size(self) -> Future[tuple[int, int]]:
         return self._watched(self._handle().size.remote())

@@ -12,8 +12,9 @@ from replay_server_protocol.endpoints import check_name
 
 from replay_server_client.ray.actors import Forwarder, RemoteHost, ReplayHost
 from replay_server_client.ray.delivery import CHUNK_BYTES
-from replay_server_client.ray.learner import ClusterLearner, LearnerOptions, LocalHost, ShardHost
+from replay_server_client.ray.learner import ClusterLearner, LearnerOptions
 from replay_server_client.ray.names import FORWARDER_PREFIX, HOST_PREFIX, NAMESPACE
+from replay_server_client.ray.shard_host import LocalHost, ShardHost
 
 FORWARDER_DEPTH = 8
 _READY_WAIT_S = 60.0

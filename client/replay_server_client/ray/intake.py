@@ -35,10 +35,6 @@ class Intake:
         self._outlets: dict[str, Outlet] = {}
         self._taken = Origins()
 
-    def agree(self, schema: Schema) -> None:
-        """The schema of all rows to come."""
-        self._schema = schema
-
     def deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object], timeout_s: float) -> Answer:
         """Publishes and waits for the commits, ``timeout_s`` seconds at most; the answer says how far it came.
 

@@ -1,67 +1,43 @@
 """A learner of rings on several nodes: counts drawn by the router, rows asked of each shard's host, one batch of fixed memory.
 
 ```
-router.draw(n) ─► k_i ─► host i draws k_i rows uniformly ─► its slice of the batch, (generation, size drawn under) ─► router.report
+router.draw(n) ─► k_i ─► host i draws k_i rows ─► its slice of the batch, (generation, size and mass drawn under) ─► router.report
                            │ lost, or another generation
                            └─► router.redraw: its k_i from the rest
 ```
 
-Knows nothing of Ray: a shard is whoever answers ``draw`` and ``size`` with futures.
+By priority k_i follows the masses that the shards told with their last rows; a shard whose mass is not known yet is asked for it, and for
+no row. Knows nothing of Ray: a shard is whoever answers as a ``ShardHost``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import secrets
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import asdict
 from types import TracebackType
-from typing import Protocol, Self, TypedDict
+from typing import Self, TypedDict, Unpack
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
 from torch import Tensor
 
 from replay_server_client.deadline import Deadline
-from replay_server_client.ray.host_service import HostService
-from replay_server_client.ray.row_sampler import Drawn
-from replay_server_client.router import ID_COLUMNS, Counts, Mode, OnLoss, Router
+from replay_server_client.ray.cluster_batch import ClusterBatch
+from replay_server_client.ray.cluster_sampler import Asker, ClusterSampler
+from replay_server_client.ray.parcel import Priorities
+from replay_server_client.ray.shard_host import ShardHost
+from replay_server_client.request import Request, RequestOptions, with_masses
+from replay_server_client.router import Mode, OnLoss, Router
 
 _LOOK_EVERY_S = 0.2
 _LOOK_WAIT_S = 5.0
 _LOOK_AGAIN_S = 0.02
-
-
-class ShardHost(Protocol):
-    """A shard as a learner reaches it. Futures raise ServerGone when it is lost; calls may raise it too."""
-
-    def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Future[Drawn]: ...
-
-    def size(self) -> Future[tuple[int, int]]: ...
-
-    def close(self) -> None: ...
-
-
-class LocalHost:
-    """The sidecar of this node, without a way round through an actor."""
-
-    def __init__(self, server: str | None, run_dir: str | None) -> None:
-        self._service = HostService(server, run_dir)
-        self._pool = ThreadPoolExecutor(2, "local-shard")
-
-    def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Future[Drawn]:
-        return self._pool.submit(self._service.draw, n, key, timeout_s)
-
-    def size(self) -> Future[tuple[int, int]]:
-        return self._pool.submit(self._service.size)
-
-    def close(self) -> None:
-        self._pool.shutdown()
-        self._service.close()
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -75,38 +51,6 @@ class LearnerOptions(TypedDict, total=False):
     seed: int
     device: str
     prefetch: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterBatch:
-    """``fields`` dtype[n, *shape] and ``ids`` int64[n, 4] (shard, generation, index, seq) on the learner's device, rows of one shard after
-    the other. ``sizes``: rows each shard had when it drew its part. The memory is written again by the next ``sample`` of the same n."""
-
-    fields: dict[str, Tensor]
-    ids: Tensor
-    counts: Counts
-    sizes: dict[str, int]
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.fields:
-            raise InvalidRequest(f"there is no field {shown(name)}; the batch has {', '.join(self.fields)}")
-        return self.fields[name]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def epoch(self) -> int:
-        return self.counts.epoch
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A batch whose rows are on their way: ``parts`` have come, each the place of its shard and its rows."""
-
-    counts: Counts
-    futures: dict[int, Future[Drawn]]
-    parts: list[tuple[int, Drawn]]
 
 
 class ClusterLearner:
@@ -125,20 +69,27 @@ class ClusterLearner:
         device: str = "cpu",
         prefetch: bool = True,
     ) -> None:
-        """``mode`` to ``on_loss`` are the router's. With ``prefetch`` the next batch is asked for as one is returned: its counts follow the
-        sizes of that moment, and rows of a shard that is lost just then may still be in it; without, each call waits for a round trip."""
+        """``mode`` to ``on_loss`` are the router's; batches lie on ``device``, cpu or cuda[:N]. With ``prefetch`` the next batch is asked
+        for as one is returned: its counts follow the sizes and masses of that moment, and rows of a shard that is lost just then may still
+        be in it; without, each call waits for a round trip."""
         self.router = Router(list(hosts), mode=mode, own=own, seed=seed, min_size=min_size, floor_rows=floor_rows, on_loss=on_loss)
-        self.losses = 0
-        self._hosts = dict(hosts)
-        self._seed = seed
         self._device = torch.device(device)
+        if self._device.type not in ("cpu", "cuda"):
+            raise InvalidRequest(f"device={shown(device)}: batches of several nodes lie on cpu or cuda")
+        self._stale_updates = 0
+        self._hosts = dict(hosts)
+        self._asker = Asker(secrets.token_hex(16), seed, itertools.count(1))
         self._is_prefetching = prefetch
         self._looks: dict[str, Future[tuple[int, int]]] = {}
         self._look_at_s = dict.fromkeys(hosts, 0.0)
-        self._number = 0
-        self._ahead: dict[int, _Asked] = {}
-        self._memory: dict[int, _BatchMemory] = {}
+        self._samplers: dict[Request, ClusterSampler] = {}
+        self._updates: list[tuple[Future[int], int]] = []
         self._was_ready = False
+
+    @property
+    def losses(self) -> int:
+        """How often a shard was lost that was asked for rows."""
+        return sum(sampler.losses for sampler in self._samplers.values())
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Returns once sampling may begin. Raises ReplayTimeout naming what is missing."""
@@ -152,34 +103,87 @@ class ClusterLearner:
                 raise ReplayTimeout(f"wait_ready waited {deadline.elapsed_s:.2f} s: {self.router.missing()}")
             time.sleep(min(_LOOK_AGAIN_S, deadline.remaining_s))
 
-    def sample(self, n: int, *, timeout: float | None = 5.0) -> ClusterBatch:
-        """``n`` rows of the union. Ends the batch of ``n`` before.
+    def sample(
+        self,
+        n: int,
+        *,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        timeout: float | None = 5.0,
+        alpha: float | None = None,
+        beta: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ClusterBatch:
+        """``n`` transitions of the union; arguments as of ``Learner.sample``. Ends the batch of the same request before.
 
-        Raises ReplayTimeout naming the shard, ShardLost where a loss is to be raised or no shard is left, and what a sidecar refuses.
+        Raises ReplayTimeout naming the shard, ShardLost where a loss is to be raised or no shard is left, InvalidRequest, and what a
+        sidecar refuses.
         """
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise InvalidRequest(f"sample({shown(n)}): rows, at least 1")
-        deadline = Deadline(timeout)
-        if not self._was_ready:
-            self.wait_ready(timeout)
-        self._look()
-        asked = self._ahead.pop(n, None) or self._ask(self.router.draw(n), [], deadline)
-        while asked.futures:
-            lost = self._collect(asked, deadline)
-            if lost:
-                asked = self._ask(self.router.redraw(asked.counts, lost), self._kept(asked, lost), deadline)
-        batch = self._filled(n, asked)
-        if self._is_prefetching and self.router.taking_part:
-            self._ahead[n] = self._ask(self.router.draw(n), [], deadline)
-        return batch
+        return self._sample(Request.transitions(n, n_step=n_step, gamma=gamma, **options), timeout, alpha, beta)
+
+    def sequences(
+        self,
+        n: int,
+        *,
+        length: int = 64,
+        burn_in: int = 0,
+        stride: int = 1,
+        crosses_episodes: bool = False,
+        timeout: float | None = 5.0,
+        alpha: float | None = None,
+        beta: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ClusterBatch:
+        """As ``sample``, of what ``Learner.sequences`` gives: any row of the union is equally likely to be a first row."""
+        request = Request.sequences(n, length=length, burn_in=burn_in, stride=stride, crosses_episodes=crosses_episodes, **options)
+        return self._sample(request, timeout, alpha, beta)
+
+    def update_priorities(self, batch: ClusterBatch, priorities: Tensor | Sequence[float]) -> None:
+        """Sends each shard the new priorities, finite and 0 or above, of its draws; they count from its next
+        draw on, with prefetch from the next but one.
+
+        Waits for nothing but a copy from a GPU. Those for a shard that was lost since, has another generation, or whose host was lost
+        meanwhile are left out and counted (``stale_updates``).
+        """
+        if not isinstance(batch, ClusterBatch) or not batch.memory().request.is_by_priority:
+            raise InvalidRequest(f"batch={shown(batch)}: what this learner's sample(..., by='priority') returned")
+        given = torch.as_tensor(priorities).detach().reshape(-1).to("cpu", torch.float32).numpy()
+        if len(given) != len(batch):
+            raise InvalidRequest(f"priorities {len(given):,}: one for each of {len(batch):,} draws is right")
+        wire, end = asdict(batch.memory().request), 0
+        for part in batch.parts:
+            begin, end = end, end + part.draws
+            shard = self.router.shards[part.place]
+            told = Priorities(self._asker.name, wire, part.slot, part.drawn.number, part.drawn.generation, given[begin:end].copy())
+            known = self.router.state(shard)
+            if not known.is_up or known.generation != part.drawn.generation:
+                self._stale_updates += part.draws
+                continue
+            try:
+                self._updates.append((self._hosts[shard].write(told), part.draws))
+            except ServerGone:
+                self._stale_updates += part.draws
+
+    def stale_updates(self, timeout: float | None = 0.0) -> int:
+        """Priorities that came too late, as far as the hosts have answered within ``timeout`` seconds."""
+        deadline, waiting = Deadline(timeout), []
+        for future, count in self._updates:
+            try:
+                self._stale_updates += future.result(None if timeout is None else deadline.remaining_s)
+            except ServerGone:
+                self._stale_updates += count
+            except (FutureTimeout, TimeoutError):
+                waiting.append((future, count))
+        self._updates = waiting
+        return self._stale_updates
 
     def close(self) -> None:
         """Lets go of the hosts. Safe to call twice."""
-        for asked in self._ahead.values():
-            for future in asked.futures.values():
-                future.cancel()
-        self._ahead.clear()
+        for sampler in self._samplers.values():
+            sampler.close()
         for host in self._hosts.values():
+            with contextlib.suppress(ServerGone):
+                host.leave(self._asker.name)
             host.close()
 
     def __enter__(self) -> Self:
@@ -188,61 +192,31 @@ class ClusterLearner:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _ask(self, counts: Counts, parts: list[tuple[int, Drawn]], deadline: Deadline) -> _Asked:
-        """Asks each shard for what is due and has not come."""
-        have = dict.fromkeys(range(len(counts.rows)), 0)
-        for place, drawn in parts:
-            have[place] += len(drawn.seqs)
-        futures: dict[int, Future[Drawn]] = {}
-        for place, rows in enumerate(counts.rows):
-            if rows > have[place]:
-                self._number += 1
-                futures[place] = self._draw(place, rows - have[place], deadline)
-        return _Asked(counts, futures, parts)
+    def _sample(self, asked: Request, timeout: float | None, alpha: float | None, beta: float | None) -> ClusterBatch:
+        sampler, deadline = self._sampler(asked), Deadline(timeout)
+        if (alpha is not None or beta is not None) and not asked.is_by_priority:
+            raise InvalidRequest("alpha and beta are exponents of priorities: sample with by='priority'")
+        sampler.set_exponents(alpha, beta)
+        if not self._was_ready:
+            self.wait_ready(timeout)
+        self._look()
+        batch = sampler.sample(deadline)
+        if self._is_prefetching:
+            sampler.ask_ahead(Deadline(timeout))
+        if len(self._updates) > len(self._hosts):
+            self.stale_updates()
+        return batch
 
-    def _draw(self, place: int, rows: int, deadline: Deadline) -> Future[Drawn]:
-        wait_s = min(deadline.remaining_s, 3600.0)
-        try:
-            return self._hosts[self.router.shards[place]].draw(rows, (self._seed, place, self._number), wait_s)
-        except ServerGone as gone:
-            failed: Future[Drawn] = Future()
-            failed.set_exception(gone)
-            return failed
-
-    def _collect(self, asked: _Asked, deadline: Deadline) -> list[str]:
-        """Waits for all that was asked for; returns the shards that are lost."""
-        lost = []
-        for place, future in list(asked.futures.items()):
-            shard = self.router.shards[place]
-            try:
-                drawn = future.result(None if deadline.timeout_s is None else deadline.remaining_s)
-            except ServerGone:
-                lost.append(shard)
-                continue
-            except ReplayTimeout as late:
-                raise ReplayTimeout(f"shard {shard!r}: {late.message}", **late.details) from late
-            except (FutureTimeout, TimeoutError) as late:
-                raise ReplayTimeout(f"shard {shard!r} has not answered after {deadline.elapsed_s:.2f} s") from late
-            finally:
-                del asked.futures[place]
-            if drawn.generation != asked.counts.generations[place]:
-                lost.append(shard)  # another ring: it joins again by its size, above its floor
-                continue
-            self.router.report(shard, generation=drawn.generation, size_rows=drawn.size_rows)
-            asked.parts.append((place, drawn))
-        self.losses += len(lost)
-        return lost
-
-    def _kept(self, asked: _Asked, lost: Sequence[str]) -> list[tuple[int, Drawn]]:
-        return [(place, drawn) for place, drawn in asked.parts if self.router.shards[place] not in lost]
-
-    def _filled(self, n: int, asked: _Asked) -> ClusterBatch:
-        parts = sorted(asked.parts, key=lambda part: part[0])
-        if n not in self._memory:
-            self._memory[n] = _BatchMemory(n, parts[0][1], self._device)
-        sizes = {self.router.shards[place]: drawn.size_rows for place, drawn in parts}
-        fields, ids = self._memory[n].fill(parts)
-        return ClusterBatch(fields, ids, asked.counts, sizes)
+    def _sampler(self, asked: Request) -> ClusterSampler:
+        if asked.max_age_rows is not None:
+            raise InvalidRequest("max_age_rows is not there over several nodes: a shard's newest rows are no window of the union")
+        if asked.half_life_rows is not None and not asked.is_by_priority:
+            raise InvalidRequest("half_life_rows over several nodes needs by='priority': uniform shards don't tell the mass of their rows")
+        request = with_masses(asked) if asked.is_by_priority else asked
+        if request not in self._samplers:
+            turns = 2 if self._is_prefetching else 1
+            self._samplers[request] = ClusterSampler(request, self.router, self._hosts, self._asker, self._device, turns)
+        return self._samplers[request]
 
     def _look(self) -> None:
         """Asks shards that take no part what they hold, five times a second; never waits."""
@@ -264,38 +238,3 @@ class ClusterLearner:
         with contextlib.suppress(ServerGone):
             generation, size_rows = look.result()
             self.router.report(shard, generation=generation, size_rows=size_rows)
-
-
-class _BatchMemory:
-    """Fixed tensors of ``n`` rows on the learner's device, and pinned ones on the host where that is a GPU."""
-
-    def __init__(self, n: int, like: Drawn, device: torch.device) -> None:
-        is_gpu = device.type == "cuda"
-        self._host = {name: _tensor(n, array).pin_memory() if is_gpu else _tensor(n, array) for name, array in like.fields.items()}
-        self._host_ids = torch.empty(n, len(ID_COLUMNS), dtype=torch.int64, pin_memory=is_gpu)
-        self._fields = {name: torch.empty_like(tensor, device=device) for name, tensor in self._host.items()} if is_gpu else self._host
-        self._ids = torch.empty_like(self._host_ids, device=device) if is_gpu else self._host_ids
-        self._is_copied = torch.cuda.Event() if is_gpu else None
-
-    def fill(self, parts: Sequence[tuple[int, Drawn]]) -> tuple[dict[str, Tensor], Tensor]:
-        if self._is_copied is not None:
-            self._is_copied.synchronize()
-        end, ids = 0, self._host_ids.numpy()
-        for place, drawn in parts:
-            begin, end = end, end + len(drawn.seqs)
-            for name, values in drawn.fields.items():
-                host = self._host[name]
-                view = host.view(torch.uint16) if host.dtype == torch.bfloat16 else host
-                view.numpy()[begin:end] = values
-            ids[begin:end, 0], ids[begin:end, 1] = place, drawn.generation
-            ids[begin:end, 2], ids[begin:end, 3] = drawn.seqs % drawn.ring_rows, drawn.seqs
-        if self._is_copied is not None:
-            for name, tensor in self._host.items():
-                self._fields[name].copy_(tensor, non_blocking=True)
-            self._ids.copy_(self._host_ids, non_blocking=True)
-            self._is_copied.record()
-        return dict(self._fields), self._ids
-
-
-def _tensor(n: int, array: npt.NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(np.empty((n, *array.shape[1:]), array.dtype))

@@ -1,8 +1,8 @@
-"""What a node sends another: publishes with what belongs to them, their rows in one array: tuples, bytes and numpy."""
+"""What a node sends another: publishes with what belongs to them, questions for rows and rows drawn: tuples, bytes and numpy."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,51 @@ class Terms(NamedTuple):
 
     options: dict[str, object]
     generation: int
+
+
+class Asked(NamedTuple):
+    """The first ``draws`` draws of a batch of ``request`` (fields of Request), for ``learner`` elsewhere.
+
+    A batch stays lent, so that priorities can be given to its rows, until the next one of the same request and ``slot``. ``key``: the
+    learner's seed, the shard's place there, and the number of the question.
+    """
+
+    learner: str
+    request: dict[str, Any]
+    slot: int
+    draws: int
+    key: tuple[int, int, int]
+    alpha: float | None = None
+    beta: float | None = None
+
+
+class Drawn(NamedTuple):
+    """``rows`` uint8[k * rows of a draw, stride] and ``results`` of the k draws by name, as ``BatchBuffer.results`` has them.
+
+    Drawn from ``size_rows`` rows of ``generation``. By priority: ``mass`` of all of them, the ``least`` above 0 (inf without one), the
+    exponent ``beta``, and the ``number`` under which priorities are given to these draws.
+    """
+
+    rows: Bytes
+    results: dict[str, npt.NDArray[Any]]
+    schema: dict[str, object]
+    generation: int
+    size_rows: int
+    mass: float | None = None
+    least: float | None = None
+    beta: float = 0.0
+    number: int = 0
+
+
+class Priorities(NamedTuple):
+    """New priorities, float32[k], of the k draws that a host answered under ``number``."""
+
+    learner: str
+    request: dict[str, Any]
+    slot: int
+    number: int
+    generation: int
+    values: npt.NDArray[np.float32]
 
 
 def stripped(publish: Publish) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Uniform rows of a sidecar's ring as numpy arrays, with no torch for a ring in host memory: what a host answers other nodes' learners.
+"""Uniform rows of a ring in host memory, with no torch and no more than are asked for: what a host answers other nodes' learners.
 
 A learner session: its rows count as sampled and wait for samples per insert, as any learner's do. Each draw is made under a lease:
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import ReplayTimeout, ServerGone
 from replay_server_protocol.messages import PROTOCOL_VERSION, Cancel, Grant, Hello, Refused, Release, Sample
@@ -25,19 +23,10 @@ from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
 from replay_server_client.look import Ring, copy_rows
 from replay_server_client.observed_ring import ObservedRing
+from replay_server_client.ray.parcel import Drawn
 
 _LATE_IN_A_ROW = 3
 _ASK_AGAIN_S = 1.0
-
-
-class Drawn(NamedTuple):
-    """``seqs`` int64[k] and each field ``dtype[k, *shape]``; drawn from ``size_rows`` rows of ``generation``."""
-
-    seqs: npt.NDArray[np.int64]
-    fields: dict[str, npt.NDArray[np.generic]]
-    generation: int
-    size_rows: int
-    ring_rows: int
 
 
 class RowSampler:
@@ -96,9 +85,10 @@ class RowSampler:
         size_rows = grant.committed - grant.tail
         seqs = np.random.default_rng([part % 2**64 for part in key]).integers(grant.tail, grant.committed, n)
         most = len(bounce.memory) // ring.record_bytes
-        pieces = [copy_rows(ring, seqs[begin : begin + most], grant, bounce).fields() for begin in range(0, n, most)]
-        fields = _joined(pieces)
-        return Drawn(seqs, fields, grant.generation, size_rows, ring.at.ring_rows)
+        pieces = [copy_rows(ring, seqs[begin : begin + most], grant, bounce).newest_rows() for begin in range(0, n, most)]
+        rows = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, ring.schema.stride), np.uint8), *pieces])
+        results = {"seqs": seqs, "indices": seqs % ring.at.ring_rows}
+        return Drawn(rows, results, ring.schema.to_wire(), grant.generation, size_rows)
 
     def _granted(self, n: int, deadline: Deadline) -> Grant:
         connection = self._connection
@@ -131,9 +121,3 @@ class RowSampler:
             if self._connection.is_attached:
                 self._connection.say_bye()
             raise
-
-
-def _joined(pieces: list[dict[str, npt.NDArray[np.generic]]]) -> dict[str, npt.NDArray[np.generic]]:
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
