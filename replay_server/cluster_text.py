@@ -10,7 +10,8 @@ def cluster_lines(found: dict[str, Any]) -> list[str]:
     alive = sum(bool(node["alive"]) for node in found["nodes"])
     lines = [f"cluster  {alive} nodes alive, {len(found['nodes']) - alive} lost"]
     lines += [f"shard    {name}: {_host(report)}" for name, report in found["hosts"].items()] or ["shard    none: start_host(...)"]
-    lines += [f"forward  {name}: {_forwarder(report)}" for name, report in found["forwarders"].items()]
+    for name, report in found["forwarders"].items():
+        lines += [f"forward  {name}: {told}" for told in _forwarder(report)]
     return lines
 
 
@@ -24,10 +25,15 @@ def _host(report: dict[str, Any]) -> str:
     return f"up, server {sidecar['name']!r} generation {sidecar['generation']}, {size}, {collectors} collectors, {learners} learners"
 
 
-def _forwarder(report: dict[str, Any]) -> str:
+def _forwarder(report: dict[str, Any]) -> list[str]:
+    """One for each shard that it sends to."""
     if "collectors" not in report:
-        return f"{report['state']}: {report['error']}"
-    waiting = f", {report['unanswered']} publishes on their way" if report["unanswered"] else ""
-    error = f"; last error: {report['last_error']}" if report["last_error"] else ""
-    carried = f"{report['bytes'] / 2**20:,.0f} MiB in {report['chunks']:,} chunks to shard {report['shard']!r}"
-    return f"{report['collectors']} collectors, {carried}, {report['parts_sent_again']} publishes sent again{waiting}{error}"
+        return [f"{report['state']}: {report['error']}"]
+    return [f"{report['collectors']} collectors, {_carried(shard, counts)}" for shard, counts in report["shards"].items()]
+
+
+def _carried(shard: str, counts: dict[str, Any]) -> str:
+    waiting = f", {counts['unanswered']} publishes on their way" if counts["unanswered"] else ""
+    error = f"; last error: {counts['last_error']}" if counts["last_error"] else ""
+    carried = f"{counts['bytes'] / 2**20:,.0f} MiB in {counts['chunks']:,} chunks to shard {shard!r}"
+    return f"{carried}, {counts['parts_sent_again']} publishes sent again{waiting}{error}"

@@ -40,6 +40,8 @@ from replay_server.store import finite_fields, moment_fields
 PASSED_OPTIONS = ("columns", "moments", "return_gamma", "finite", "nonfinite", "slot_rows", "mailbox_bytes")
 """Options of the ring's server that its collectors' slots and messages depend on."""
 
+_MOST_DEPTH = 256
+
 
 class Passed(NamedTuple):
     """Publish ``number`` of ``origin``; ``rows`` is the slot's memory, which stays as it is until the publish is committed."""
@@ -179,8 +181,10 @@ class RelayIngress(Ingress):
 class RelayServer(Server):
     """The daemon with a carrier in the ring's place. Learners and observers are refused: they belong where the ring is."""
 
-    def __init__(self, config: ServerConfig, carrier: Carrier) -> None:
+    def __init__(self, config: ServerConfig, carrier: Carrier, *, ahead_bytes: int = 0) -> None:
+        """Each collector has ``config.depth`` slots, or as many more as hold ``ahead_bytes``: what is under way must not wait for slots."""
         self._carrier = carrier
+        self._ahead_bytes = ahead_bytes
         self._is_to_stop = threading.Event()
         super().__init__(config, None, self._build_store)
         self.replay.passes_on = True
@@ -205,6 +209,8 @@ class RelayServer(Server):
         options = self._carrier.agree(schema)
         passed = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items() if key in PASSED_OPTIONS}
         replay.config = config = replace(replay.config, **passed)  # type: ignore[arg-type]
+        slot_bytes = MemoryPlan.of(config, schema, lanes, is_on_device=False).slot_bytes
+        replay.config = config = replace(config, depth=min(_MOST_DEPTH, max(config.depth, -(-self._ahead_bytes // slot_bytes))))
         tallies = [Tally(field) for field in moment_fields(config, schema)]
         finite_fields(config, schema)
         plan = MemoryPlan.of(config, schema, lanes, is_on_device=False)

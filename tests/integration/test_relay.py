@@ -22,7 +22,7 @@ from replay_server_client.ray.parcel import Answer, Asked, Bytes, Header
 from replay_server_client.request import Request
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import ServerClosing, ServerGone
+from replay_server_protocol.errors import InvalidRequest, ServerClosing, ServerGone
 from replay_server_protocol.schema import Schema
 from support.processes import Children
 from support.servers import ServerProcess, spawn_server
@@ -78,12 +78,13 @@ class FailingCalls:
 class Node:
     """A node without a GPU: collectors connect to ``name`` here."""
 
-    def __init__(self, run_dir: Path, calls: Any, **options: Any) -> None:
+    def __init__(self, run_dir: Path, calls: Any, delivery: Delivery[Any] | None = None, *, ahead_bytes: int = 0, **options: Any) -> None:
         self.run_dir = run_dir
         self._is_closed = False
-        self.carrier = ChunkCarrier(calls, Delivery(chunk_bytes=400, linger_s=0.002))
+        self.carrier = ChunkCarrier(calls, delivery or Delivery(chunk_bytes=400, linger_s=0.002))
         self.carrier.start()
-        self.server = RelayServer(ServerConfig(name="node", run_dir=str(run_dir), device="cpu", **options), self.carrier)
+        config = ServerConfig(name="node", run_dir=str(run_dir), device="cpu", **options)
+        self.server = RelayServer(config, self.carrier, ahead_bytes=ahead_bytes)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
@@ -173,6 +174,66 @@ def test_a_full_ring_holds_the_collector_back(children: Children, crash_dir: Pat
         node.close()
         calls.close()
         sidecar.stop()
+
+
+def test_a_mailbox_is_refused_by_name(node: Node) -> None:
+    with Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA) as collector:
+        collector.write(rows(0, 4))
+        with pytest.raises(InvalidRequest, match="mailbox 'policy': a forwarder passes rows on"):
+            collector.latest("policy")
+        collector.write(rows(4, 4))
+        assert collector.flush(30) > 0
+
+
+class HeldCalls:
+    """A host that takes chunks and answers none until it is let go on; ``sizes`` are theirs."""
+
+    def __init__(self, options: dict[str, object]) -> None:
+        self.sizes: list[int] = []
+        self.has_four = threading.Event()
+        self.is_held = True
+        self._options = options
+        self._held: list[tuple[Future[Answer], Answer]] = []
+
+    def agree(self, schema: dict[str, object]) -> dict[str, object]:
+        return self._options
+
+    def deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Future[Answer]:
+        self.sizes.append(len(rows))
+        answered: Future[Answer] = Future()
+        answer = Answer({header.origin: header.number for header in headers}, 1, 0)
+        if self.is_held:
+            self._held.append((answered, answer))
+            if len(self._held) == 4:
+                self.has_four.set()
+        else:
+            answered.set_result(answer)
+        return answered
+
+    def forget(self, origins: Sequence[str]) -> None:
+        return
+
+    def let_go(self) -> None:
+        self.is_held = False
+        for answered, answer in self._held:
+            answered.set_result(answer)
+
+
+def test_one_collectors_rows_fill_four_chunks_of_a_mebibyte_on_their_way(crash_dir: Path) -> None:
+    schema = Schema.of({"frame": ("uint8", (1024,))})
+    calls = HeldCalls({"slot_rows": 512})
+    node = Node(crash_dir, calls, Delivery(linger_s=60), ahead_bytes=4 << 20, depth=2)
+    try:
+        with Collector.connect("node", run_dir=crash_dir, schema=schema) as collector:
+            collector.write({"frame": np.zeros((8 * 512, 1024), np.uint8)}, timeout=20)
+            assert collector.statistics().depth == 8
+            assert calls.has_four.wait(20)
+            assert calls.sizes == [1 << 19, 1 << 20, 1 << 20, 1 << 20], "the first goes at once, since nothing is on its way"
+            calls.let_go()
+            collector.flush(20)
+        assert sum(calls.sizes) == 4 << 20
+    finally:
+        node.close()
 
 
 def test_learners_and_observers_are_sent_where_the_ring_is(node: Node) -> None:

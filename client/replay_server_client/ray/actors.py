@@ -16,11 +16,13 @@ from replay_server_protocol.errors import ServerGone
 from replay_server.config import ServerConfig
 from replay_server.relay import RelayServer
 from replay_server_client.ray.carrier import ChunkCarrier
-from replay_server_client.ray.delivery import Delivery
+from replay_server_client.ray.delivery import WINDOW_CHUNKS, Delivery
 from replay_server_client.ray.host_service import HostService
 from replay_server_client.ray.names import HOST_PREFIX, NAMESPACE
 from replay_server_client.ray.parcel import Answer, Asked, Bytes, Drawn, Header, Priorities
+from replay_server_client.ray.spread import Spread
 
+LEAST_DEPTH = 8
 _AGREE_WAIT_S = 20.0
 
 
@@ -129,11 +131,12 @@ class RemoteHost:
 class Forwarder:
     """One per node with collectors: a server there in all but the ring. Collectors connect to it by ``name`` as to any sidecar."""
 
-    def __init__(self, shard: str, name: str, run_dir: str | None, depth: int, chunk_bytes: int) -> None:
-        self._shard = shard
-        self._carrier = ChunkCarrier(RemoteHost(shard), Delivery(chunk_bytes=chunk_bytes))
+    def __init__(self, shards: Sequence[str], name: str, run_dir: str | None, depth: int | None, chunk_bytes: int) -> None:
+        self._carrier = Spread({shard: ChunkCarrier(RemoteHost(shard), Delivery(chunk_bytes=chunk_bytes)) for shard in shards})
         self._carrier.start()
-        self._server = RelayServer(ServerConfig(name=name, run_dir=run_dir, device="cpu", depth=depth), self._carrier)
+        config = ServerConfig(name=name, run_dir=run_dir, device="cpu", depth=depth or LEAST_DEPTH)
+        ahead_bytes = WINDOW_CHUNKS * chunk_bytes if depth is None else 0
+        self._server = RelayServer(config, self._carrier, ahead_bytes=ahead_bytes)
         self._thread = threading.Thread(target=self._serve, name="relay", daemon=True)
         self._thread.start()
 
@@ -147,8 +150,9 @@ class Forwarder:
     @ray.method(concurrency_group="look")
     def report(self) -> dict[str, object]:
         endpoints = self._server.replay.directory.endpoints
-        found: dict[str, object] = {"pid": os.getpid(), "server": endpoints.name, "run_dir": str(endpoints.run_dir), "shard": self._shard}
-        return found | {"collectors": len(self._server.replay.sessions), **asdict(self._carrier.counts())}
+        found: dict[str, object] = {"pid": os.getpid(), "server": endpoints.name, "run_dir": str(endpoints.run_dir)}
+        shards = {shard: asdict(counts) for shard, counts in self._carrier.counts().items()}
+        return found | {"collectors": len(self._server.replay.sessions), "shards": shards}
 
     @ray.method(concurrency_group="look")
     def stop(self) -> None:

@@ -119,6 +119,11 @@ class ChunkCarrier:
             taken.append(self._committed.popleft())
         return taken
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are publishes without an answer."""
+        return self._delivery.unanswered > 0
+
     def why_waiting(self) -> str:
         error = f"; its last error: {self.last_error}" if self.last_error else ""
         return f"the host of the ring: {self._delivery.in_flight} chunks are on their way{error}"

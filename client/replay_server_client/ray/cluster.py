@@ -16,7 +16,6 @@ from replay_server_client.ray.learner import ClusterLearner, LearnerOptions
 from replay_server_client.ray.names import FORWARDER_PREFIX, HOST_PREFIX, NAMESPACE
 from replay_server_client.ray.shard_host import LocalHost, ShardHost
 
-FORWARDER_DEPTH = 8
 _READY_WAIT_S = 60.0
 
 
@@ -37,25 +36,29 @@ def start_host(
 
 
 def start_forwarder(
-    shard: str,
+    shards: str | Sequence[str],
     *,
     name: str,
     run_dir: str | os.PathLike[str] | None = None,
-    depth: int = FORWARDER_DEPTH,
+    depth: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     node_id: str | None = None,
     resources: Mapping[str, float] | None = None,
 ) -> Any:
-    """A forwarder of this node (or ``node_id``) that collectors connect to as ``name``, whose rows go to ``shard``.
+    """A forwarder of this node (or ``node_id``) that collectors connect to as ``name``, whose rows go to ``shards``: those of each
+    collector to one of them, which follows from its name.
 
-    ``depth`` slots a collector: they are held until their rows are committed at the shard, a round trip later. Publishes are gathered to
-    ``chunk_bytes`` a call while others are on their way. Returns once collectors may connect.
+    ``depth`` slots a collector: they are held until their rows are committed at the shard, a round trip later; by default as many as hold
+    four chunks, 8 to 256. Publishes are gathered to ``chunk_bytes`` a call while others are on their way. Returns once collectors may
+    connect. Where a forwarder of this name is on the node, that one is returned as it is.
     """
-    check_name(shard, "shard name")
+    names = [shards] if isinstance(shards, str) else list(shards)
+    for shard in names:
+        check_name(shard, "shard name")
     check_name(name)
     node = node_id or ray.get_runtime_context().get_node_id()
     actor_name = f"{FORWARDER_PREFIX}{node[:12]}:{name}"
-    return _start(Forwarder, actor_name, (shard, name, _text(run_dir), depth, chunk_bytes), node, resources, "report")
+    return _start(Forwarder, actor_name, (names, name, _text(run_dir), depth, chunk_bytes), node, resources, "report")
 
 
 def connect_learner(
