@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -180,8 +180,9 @@ def test_an_unknown_verb_ends_with_2() -> None:
     assert run().returncode == 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
-def test_the_cluster_needs_the_extra_and_the_error_says_how_to_install_it() -> None:
+def test_the_cluster_needs_the_extra_and_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray.py").write_text('raise ModuleNotFoundError("No module named ray", name="ray")')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     refused = run("status", "--cluster")
     assert refused.returncode == 2
     assert "pip install 'replay-server[ray]'" in refused.stderr

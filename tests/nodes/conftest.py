@@ -67,9 +67,9 @@ def ray_nodes() -> Iterator[RayNodes]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sidecars() -> Iterator[Callable[..., ServerProcess]]:
-    """``sidecars("--capacity", "1000")``: a server that is killed at the end of the test."""
+    """``sidecars("--capacity", "1000")``: a server that is killed at the end of the module."""
     run_dir = Path(tempfile.mkdtemp(prefix="rs-", dir="/tmp"))
     started: list[ServerProcess] = []
     with Children() as children:

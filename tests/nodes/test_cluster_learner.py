@@ -14,6 +14,7 @@ from replay_server_client import Collector
 from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
+pytestmark = pytest.mark.slow  # minutes, with all of a cluster for themselves: scripts/test ray
 SCHEMA = Schema.of({"marker": ("int64", ())})
 SIZES = {"one": 100, "two": 300, "three": 600}
 

@@ -21,6 +21,7 @@ from replay_server_protocol.errors import ServerGone
 from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
+pytestmark = pytest.mark.slow  # minutes, with all of a cluster for themselves: scripts/test ray
 SCHEMA = Schema.of({"marker": ("int64", ()), "frame": ("uint8", (248,))})
 ROWS, PUBLISHES, KILLS = 16, 2000, 20
 

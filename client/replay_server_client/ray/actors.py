@@ -31,6 +31,8 @@ class ReplayHost:
     """One per sidecar, on its node. Claims no GPU: a ring on one is read through its own mapping, by UUID."""
 
     def __init__(self, server: str | None, run_dir: str | None) -> None:
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # some versions of Ray hide all GPUs from an actor that claims none
+            del os.environ["CUDA_VISIBLE_DEVICES"]
         self._service = HostService(server, run_dir)
 
     @ray.method(concurrency_group="look")  # not behind deliveries that wait for credits
