@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Delivery and sampling past any machine at hand: the real Delivery, Origins and Router against simulated shards and networks.
+"""Delivery and sampling past any machine at hand: the real Credits, Delivery, Origins and Router against simulated shards and networks.
 
-Real here: which publishes go into which chunk, window, go-back and waits between failures, the receiver's judgement, membership, epochs,
-counts and redraws. Simulated: time. The assumptions, each with a number of its own in ``Costs``:
+Real here: credits on both sides, which publishes go into which chunk, window, go-back and waits between failures, the receiver's judgement,
+membership, epochs, counts and redraws. Simulated: time. The assumptions, each with a number of its own in ``Costs``:
 
 1. A call costs its sender ``call_s`` and its bytes at ``copy_bandwidth`` of one thread, one after the other. Chunks up to 100 KB travel in
    the call itself (``inline_…``), larger ones by the object store.
@@ -11,8 +11,9 @@ counts and redraws. Simulated: time. The assumptions, each with a number of its 
 4. A killed host answers nothing, loses what it knew, and is back after ``restart_s``; a lost node does not come back; its calls fail
    after ``notice_s``. Sidecars keep their rings, but those on a lost node.
 5. Shards fill at a steady rate up to their capacity, and are uniform inside: which rows a shard draws is not simulated.
-
-6. Shards don't share cores. On the machine of the measurement they all do: there two shards' times add up, and so they do in ``check``.
+6. Shards don't share cores or links, so what one takes in, S take in S times. On the machine of the measurement they all share: there two
+   shards' times add up, and so they do in ``check``.
+7. While a sidecar commits nothing (samples per insert, say), it keeps what it has credits for; the host answers after ``deliver_wait_s``.
 
 The first three are fitted to the runs of scripts/bench_ray.py on two nodes of one machine, and ``check`` puts model beside measurement:
 rates with a window of one and of four are what it was fitted to, those with two, and the times of two shards, are its own word.
@@ -24,6 +25,7 @@ import argparse
 import heapq
 import json
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +35,8 @@ import numpy as np
 from replay_server_client.ray.delivery import Chunk, Delivery, Part
 from replay_server_client.router import Router
 from replay_server_protocol.origins import Origins, Turn
+
+from replay_server.credit import Credits
 
 INLINE_BYTES = 100_000
 
@@ -50,6 +54,7 @@ class Costs:
     row_s: float = 5e-7
     inline_call_s: float = 0.0006
     inline_serve_s: float = 0.0004
+    deliver_wait_s: float = 2.0
 
     def of_call(self, n_bytes: int) -> tuple[float, float]:
         """What a chunk of this size costs sender and host, its bytes' time left out."""
@@ -106,24 +111,63 @@ class Clock:
         self.now_s = until_s
 
 
+class Slots:
+    """Credits of one collector: a free slot for each publish, given back when that is committed."""
+
+    def __init__(self, depth: int) -> None:
+        self.credits = Credits(depth)
+        self._free = deque(range(depth))
+        self._used: deque[tuple[int, int]] = deque()
+
+    @property
+    def is_free(self) -> bool:
+        return bool(self._free)
+
+    def take(self) -> int:
+        """The number of the publish that takes a slot."""
+        number, slot = self.credits.taken + 1, self._free.popleft()
+        self.credits.take(number, slot)
+        self.credits.submit(slot)
+        self._used.append((number, slot))
+        return number
+
+    def credit_oldest(self) -> None:
+        number, slot = self._used.popleft()
+        self.credits.credit(number, slot)
+        self._free.append(slot)
+
+
 class Host:
     """A host and the sidecar behind it: what a chunk's parts become, and when its answer leaves."""
 
-    def __init__(self, clock: Clock, costs: Costs) -> None:
+    def __init__(self, clock: Clock, costs: Costs, depth: int = 32) -> None:
         self.costs = costs
         self.life = 0
         self.committed_bytes = 0
         self.committed_parts = 0
         self.repeats = 0
         self.up_at_s = 0.0
+        self.is_stalled = False
         self._clock = clock
+        self._depth = depth
         self._free_at_s = 0.0
         self._known, self._sidecar = Origins(), Origins()
+        self._slots: dict[str, Slots] = {}
+        self._uncommitted: deque[Part[None]] = deque()
+        self._through: dict[str, int] = {}
 
     def kill(self) -> None:
         self.life += 1
         self._known = Origins()
         self.up_at_s = self._free_at_s = self._clock.now_s + self.costs.restart_s
+
+    def stall(self) -> None:
+        """From now on the sidecar commits nothing."""
+        self.is_stalled = True
+
+    def go_on(self) -> None:
+        self.is_stalled = False
+        self._commit()
 
     def serve(self, chunk: Chunk[None], answer: Callable[[dict[str, int] | None], None]) -> None:
         """The host begins when it is free; a kill meanwhile loses the answer, and the rows too if it came before they were published."""
@@ -133,22 +177,51 @@ class Host:
             return
         serve_s = self.costs.of_call(chunk.n_bytes)[1] + chunk.n_bytes / self.costs.commit_bandwidth
         self._free_at_s = max(self._free_at_s, now_s) + serve_s
-        self._clock.at(self._free_at_s, lambda: answer(self._take(chunk) if life == self.life else None))
 
-    def _take(self, chunk: Chunk[None]) -> dict[str, int]:
-        through = {}
+        def taken() -> None:
+            self._take(chunk)
+            if self._answer(chunk) != _ends_of(chunk):  # it waits for commits, and others wait behind it
+                self._free_at_s = max(self._free_at_s, self._clock.now_s + self.costs.deliver_wait_s)
+                self._clock.at(self._free_at_s, lambda: answer(self._answer(chunk) if life == self.life else None))
+            else:
+                answer(self._answer(chunk))
+
+        self._clock.at(self._free_at_s, lambda: taken() if life == self.life else answer(None))
+
+    def _take(self, chunk: Chunk[None]) -> None:
         for part in chunk.parts:
             first = chunk.firsts[part.origin]
-            if self._known.judge(part.origin, part.number, first) is Turn.NEXT:
-                self._known.take(part.origin, part.number)
-                turn = self._sidecar.judge(part.origin, part.number, first)
-                self.repeats += turn is Turn.REPEAT
-                if turn is Turn.NEXT:
-                    self._sidecar.take(part.origin, part.number)
-                    self.committed_parts += 1
-                    self.committed_bytes += part.n_bytes
-            through[part.origin] = self._known.last(part.origin, first)
-        return through
+            slots = self._slots.setdefault(part.origin, Slots(self._depth))
+            if self._known.judge(part.origin, part.number, first) is not Turn.NEXT or not slots.is_free:
+                continue
+            self._known.take(part.origin, part.number)
+            turn = self._sidecar.judge(part.origin, part.number, first)
+            self.repeats += turn is Turn.REPEAT
+            if turn is Turn.NEXT:
+                self._sidecar.take(part.origin, part.number)
+                slots.take()
+                self._uncommitted.append(part)
+                if not self.is_stalled:
+                    self._commit()
+
+    def _commit(self) -> None:
+        while self._uncommitted:
+            part = self._uncommitted.popleft()
+            self._slots[part.origin].credit_oldest()
+            self._through[part.origin] = part.number
+            self.committed_parts += 1
+            self.committed_bytes += part.n_bytes
+
+    def _answer(self, chunk: Chunk[None]) -> dict[str, int]:
+        """Through which number each origin of it is known to be committed."""
+        found = {}
+        for origin, first in chunk.firsts.items():
+            found[origin] = max(first - 1, min(self._known.last(origin, first), self._through.get(origin, 0)))
+        return found
+
+
+def _ends_of(chunk: Chunk[None]) -> dict[str, int]:
+    return {part.origin: part.number for part in chunk.parts}
 
 
 class Sender:
@@ -156,17 +229,16 @@ class Sender:
 
     def __init__(self, clock: Clock, costs: Costs, host: Host, name: str, slots: int, part_bytes: int, delivery: Delivery[None]) -> None:
         self.delivery = delivery
+        self.slots = Slots(slots)
         self._clock, self._costs, self._host, self._name = clock, costs, host, name
         self._part_bytes = part_bytes
-        self._number = 0
         self._thread_at_s = self._link_at_s = 0.0
-        for _ in range(slots):
-            self._publish()
+        self._publish()
         self._send()
 
     def _publish(self) -> None:
-        self._number += 1
-        self.delivery.offer(Part(self._name, self._number, self._part_bytes, None), self._clock.now_s)
+        while self.slots.is_free:
+            self.delivery.offer(Part(self._name, self.slots.take(), self._part_bytes, None), self._clock.now_s)
 
     def _send(self) -> None:
         now_s = self._clock.now_s
@@ -186,7 +258,8 @@ class Sender:
 
     def _settled(self, ordinal: int, through: dict[str, int] | None) -> None:
         for _ in self.delivery.settle(ordinal, through, self._clock.now_s):
-            self._publish()
+            self.slots.credit_oldest()
+        self._publish()
         self._send()
 
 
@@ -200,6 +273,7 @@ def ingest(
     slots: int = 128,
     seconds: float = 2.0,
     kills_s: tuple[float, ...] = (),
+    stalled_s: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Bytes a second that ``senders`` forwarders bring to one shard. Shards don't share anything, so this holds for each of many."""
     clock = Clock()
@@ -207,6 +281,9 @@ def ingest(
     made = [Sender(clock, costs, host, f"o{i}", slots, part_bytes, Delivery(window, chunk_bytes)) for i in range(senders)]
     for kill_s in kills_s:
         clock.at(kill_s, host.kill)
+    if stalled_s is not None:
+        clock.at(stalled_s[0], host.stall)
+        clock.at(stalled_s[1], host.go_on)
     steps, seen = [], 0
     for step in range(1, 41):
         clock.run(seconds * step / 40)
@@ -218,6 +295,7 @@ def ingest(
         "parts": host.committed_parts,
         "parts_sent_again": sent_again,
         "refused_repeats": host.repeats,
+        "published_parts": sum(sender.slots.credits.taken for sender in made),
         "bytes_per_s_over_time": steps,
     }
 
@@ -341,7 +419,9 @@ def main() -> None:
         {"latency_s": latency, "window": w, "chunk_bytes": c, **_brief(ingest(replace(costs, latency_s=latency), window=w, chunk_bytes=c))}
         for latency in (2e-5, 1e-4, 1e-3, 1e-2) for w in (1, 4, 16) for c in (1 << 16, 1 << 20, 1 << 22)
     ]  # fmt: skip
-    result["ingest_killed"] = ingest(costs, seconds=10.0, kills_s=(3.0, 6.0))
+    result["ingest_by_senders"] = [{"senders": k, **_brief(ingest(costs, senders=k))} for k in (1, 2, 4, 8, 16, 32, 64)]
+    result["ingest_killed"] = ingest(costs, seconds=12.0, kills_s=(2.0, 5.0))
+    result["ingest_stalled"] = ingest(costs, seconds=12.0, stalled_s=(3.0, 7.0))
     for row in result["sampling"]:
         print({key: row[key] for key in ("shards", "ms_per_batch", "rows_per_s", "drawn_error", "chance")})
     if options.out:
@@ -359,19 +439,35 @@ def plot(result: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.2))
+    figure, axes = pyplot.subplots(2, 3, figsize=(15, 8.4))
     shards = [row["shards"] for row in result["sampling"]]
-    axes[0].loglog(shards, [row["rows_per_s"] for row in result["sampling"]], "o-", label="rows a second, batches of 4,096")
-    axes[0].set(xlabel="shards (10^10 rows together)", ylabel="rows / s", title="A learner's rows a second")
+    axes[0, 0].loglog(shards, [row["rows_per_s"] for row in result["sampling"]], "o-", label="batches of 4,096")
+    axes[0, 0].set(xlabel="shards (10^10 rows together)", ylabel="rows / s", title="Throughput: a learner's rows")
+    for window in (1, 4, 16):
+        runs = [run for run in result["ingest_by_latency"] if run["window"] == window and run["chunk_bytes"] == 1 << 20]
+        axes[0, 1].semilogx(
+            [run["latency_s"] * 1e3 for run in runs], [run["mib_per_s"] for run in runs], "o-", label=f"{window} on their way"
+        )
+    axes[0, 1].set(xlabel="ms each way", ylabel="MiB / s", title="Throughput: one forwarder into a shard, chunks of 1 MiB", ylim=(0, None))
     for key, label in (("drawn_error", "drawn, full rings"), ("chance", "chance alone")):
-        axes[1].loglog(shards, [row[key] for row in result["sampling"]], "o-" if key == "drawn_error" else "--", label=label)
-    axes[1].loglog(
-        [r["shards"] for r in result["filling"]], [r["error_bound"] for r in result["filling"]], "s-", label="bound while filling"
-    )
-    axes[1].set(xlabel="shards", ylabel="total variation", title="Distance from uniform over the union")
-    axes[2].plot(*zip(*result["ingest_killed"]["bytes_per_s_over_time"], strict=True), label="bytes a second into a shard")
-    axes[2].set(xlabel="s", ylabel="bytes / s", title="Its host killed after 3 and 6 s")
-    for axis in axes:
+        axes[0, 2].loglog(shards, [row[key] for row in result["sampling"]], "o-" if key == "drawn_error" else "--", label=label)
+    filling = [run["shards"] for run in result["filling"]]
+    axes[0, 2].loglog(filling, [run["error_bound"] for run in result["filling"]], "s-", label="bound while filling")
+    axes[0, 2].set(xlabel="shards", ylabel="total variation", title="Sampling error: distance from uniform over the union")
+    for key, label in (("ingest_killed", "host killed after 2 and 5 s"), ("ingest_stalled", "sidecar commits nothing from 3 to 7 s")):
+        times, rates = zip(*result[key]["bytes_per_s_over_time"], strict=True)
+        axes[1, 0].plot(times, [rate / 2**20 for rate in rates], label=label)
+    axes[1, 0].set(xlabel="s", ylabel="MiB / s", title="Recovery: into a shard")
+    for run in result["losing"]:
+        if run["shards"] in (8, 64, 512):
+            times, rates = zip(*run["rows_per_s_over_time"], strict=True)
+            axes[1, 1].loglog(times, rates, ".-", label=f"{run['shards']} shards")
+    axes[1, 1].set(xlabel="s", ylabel="rows / s", title="Recovery: a learner, a tenth of the shards lost half-way")
+    lost = [run["shards"] for run in result["losing"]]
+    axes[1, 2].semilogx(lost, [run["slowest_batch_s"] for run in result["losing"]], "o-", label="the batch that met the loss")
+    axes[1, 2].semilogx(lost, [run["ms_per_batch"] / 1e3 for run in result["losing"]], "--", label="the others")
+    axes[1, 2].set(xlabel="shards, a tenth of them lost at once", ylabel="s", title="Recovery: what the loss costs a learner")
+    for axis in axes.flat:
         axis.legend()
         axis.grid(alpha=0.3)
     figure.tight_layout()

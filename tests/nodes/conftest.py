@@ -15,6 +15,7 @@ from support.processes import Children
 from support.servers import ServerProcess, spawn_server
 
 _STORE_BYTES = 80 << 20
+_MODULE_S = 900.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,7 +76,7 @@ def sidecars() -> Iterator[Callable[..., ServerProcess]]:
     with Children() as children:
 
         def start(*options: str, name: str | None = None) -> ServerProcess:
-            started.append(spawn_server(children, run_dir, *options, name=name))
+            started.append(spawn_server(children, run_dir, *options, name=name, deadline_s=_MODULE_S))
             return started[-1]
 
         yield start

@@ -84,6 +84,17 @@ def test_waits_between_failures_grow_to_a_second_and_end_with_a_success() -> Non
     assert waits[-1] == pytest.approx(1.0)
 
 
+def test_an_answer_without_a_commit_is_asked_for_again_at_once_however_often() -> None:
+    delivery, now = offered(2), 0.0
+    for _ in range(8):
+        chunk = delivery.next_chunk(now)
+        assert chunk is not None
+        now += 2.0  # the host waited for a credit
+        delivery.settle(chunk.ordinal, {"a": 0}, now)
+        assert delivery.next_at_s() - now == pytest.approx(0.05)
+        now = delivery.next_at_s()
+
+
 def test_a_forgotten_origin_leaves_nothing_behind() -> None:
     delivery = offered(1)
     delivery.forget("a")

@@ -23,6 +23,15 @@ def test_killed_hosts_cost_time_and_no_publish(simulation: dict[str, Any]) -> No
     assert 0.3 * whole["parts"] < killed["parts"] < 0.8 * whole["parts"]
 
 
+def test_a_sidecar_that_commits_nothing_holds_its_senders_back_and_loses_nothing(simulation: dict[str, Any]) -> None:
+    costs = simulation["Costs"](deliver_wait_s=0.1)
+    found = simulation["ingest"](costs, seconds=2.0, slots=64, stalled_s=(0.5, 1.5))
+    still = [rate for time_s, rate in found["bytes_per_s_over_time"] if 0.6 < time_s < 1.5]
+    assert not any(still), "nothing is committed meanwhile"
+    assert found["bytes_per_s_over_time"][-1][1] > 0
+    assert 0 <= found["published_parts"] - found["parts"] <= 64, "no more is published than there are credits"
+
+
 def test_a_window_of_four_hides_latency(simulation: dict[str, Any]) -> None:
     costs = simulation["Costs"](latency_s=0.005)
     one, four = (simulation["ingest"](costs, window=window, seconds=1.0)["mib_per_s"] for window in (1, 4))

@@ -128,7 +128,7 @@ class Delivery(Generic[P]):
                 self._through[origin] = number
         if any(part.number > self._through.get(part.origin, part.number) for part in chunk.parts):
             self._must_go_back = True
-            self._failures += 1
+            self._failures += through is None  # who answers has waited for credits as long as it likes: no reason to wait longer here
         elif not self._must_go_back:
             self._failures = 0
         committed = self._take_answered()
@@ -159,7 +159,7 @@ class Delivery(Generic[P]):
 
     def _go_back(self, now_s: float) -> None:
         shortest, longest = _RETRY_S
-        self._retry_at_s = now_s + min(longest, shortest * 2 ** min(self._failures - 1, 10))
+        self._retry_at_s = now_s + min(longest, shortest * 2 ** max(0, min(self._failures - 1, 10)))
         self.parts_sent_again += self._sent
         self._sent = 0
         self._waiting_bytes = sum(part.n_bytes for part in self._unanswered)
