@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What two Ray nodes on this machine do: rows carried to a host at several chunk sizes and windows, batches a second, recovery of a host.
+"""What two Ray nodes on this machine do: rows carried to a host at several chunk sizes and windows, and through a forwarder; batches a
+second; recovery of a host.
 
 One core or two for everything, loopback, no GPU: it says how the parts stand to each other, and feeds scripts/simulate_scale.py. Of
 three runs of a setting the one that the rest of the machine disturbed least is kept.
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -26,7 +28,7 @@ from ray.cluster_utils import Cluster
 from replay_server_client import Collector, ReplayError
 from replay_server_client.ray.actors import RemoteHost
 from replay_server_client.ray.carrier import ChunkCarrier
-from replay_server_client.ray.cluster import connect_learner, start_host
+from replay_server_client.ray.cluster import connect_learner, start_forwarder, start_host
 from replay_server_client.ray.delivery import Delivery
 from replay_server_protocol.messages import Publish
 from replay_server_protocol.schema import Schema
@@ -73,14 +75,35 @@ def carried(shard: str, chunk_bytes: int, window: int, total_bytes: int, origin:
     }
 
 
-def batches(shards: list[str], n: int, prefetch: bool, count: int) -> dict[str, float | bool]:
+def collected(server: ReplayServer, node: str, total_bytes: int) -> dict[str, float]:
+    """Bytes a second that one collector's ``write`` brings through a forwarder as it is by default, and how large the chunks became."""
+    forwarder = start_forwarder("a", name="forwarder", run_dir=server.run_dir, node_id=node)
+    rows = {"frame": np.zeros((SLOT_ROWS, ROW_BYTES), np.uint8)}
+    with Collector.connect("forwarder", run_dir=server.run_dir, schema=SCHEMA, timeout=60) as collector:
+        collector.write(rows)
+        collector.flush(60)
+        before = ray.get(forwarder.report.remote())["shards"]["a"]
+        began = time.perf_counter()
+        for _ in range(total_bytes // (SLOT_ROWS * ROW_BYTES)):
+            collector.write(rows, timeout=60)
+        collector.flush(60)
+        took_s, depth = time.perf_counter() - began, collector.statistics().depth
+    after = ray.get(forwarder.report.remote())["shards"]["a"]
+    ray.get(forwarder.stop.remote())
+    ray.kill(forwarder)
+    chunks, n_bytes = after["chunks"] - before["chunks"], after["bytes"] - before["bytes"]
+    return {"slots": depth, "mib_per_s": n_bytes / took_s / 2**20, "chunks": chunks, "bytes_per_chunk": n_bytes / chunks}
+
+
+def batches(shards: list[str], n: int, prefetch: bool, count: int, by: str = "uniform") -> dict[str, Any]:
     with connect_learner(shards, prefetch=prefetch) as learner:
         learner.wait_ready(30)
-        learner.sample(n, timeout=30)
+        learner.sample(n, by=by, timeout=30)
         began = time.perf_counter()
         for _ in range(count):
-            learner.sample(n, timeout=30)
-        return {"shards": len(shards), "n": n, "prefetch": prefetch, "ms_per_batch": (time.perf_counter() - began) / count * 1e3}
+            learner.sample(n, by=by, timeout=30)
+        took_s = (time.perf_counter() - began) / count
+        return {"shards": len(shards), "n": n, "by": by, "prefetch": prefetch, "ms_per_batch": took_s * 1e3}
 
 
 def recovery_s(shard: str, kills: int) -> list[float]:
@@ -116,11 +139,26 @@ def main() -> None:
             run_dir = tempfile.mkdtemp(prefix="rs-", dir="/tmp")
             started.append(
                 ReplayServer.spawn(
-                    name=shard, run_dir=run_dir, capacity=100_000, slot_rows=SLOT_ROWS, depth=32, device="cpu", headroom=100_000
+                    name=shard,
+                    run_dir=run_dir,
+                    capacity=100_000,
+                    slot_rows=SLOT_ROWS,
+                    depth=32,
+                    device="cpu",
+                    headroom=100_000,
+                    columns=("link", "priority"),
                 )
             )
             start_host(shard, server=shard, run_dir=run_dir, node_id=node)
-        result: dict[str, Any] = {"machine": platform.platform(), "cpus": os.cpu_count(), "ray": ray.__version__}
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()  # noqa: S607
+        when = time.strftime("%Y-%m-%d", time.gmtime())
+        result: dict[str, Any] = {
+            "commit": commit,
+            "date": when,
+            "machine": platform.platform(),
+            "cpus": os.cpu_count(),
+            "ray": ray.__version__,
+        }
         settings = [(1 << 16, 1), (1 << 16, 4), (1 << 20, 1), (1 << 20, 2), (1 << 20, 4), (1 << 22, 1), (1 << 22, 2), (1 << 22, 4)]
         result["carried"] = []
         for i, (chunk, window) in enumerate(settings):
@@ -129,12 +167,18 @@ def main() -> None:
             print(result["carried"][-1], flush=True)
         with contextlib.suppress(ReplayError), Collector.connect("b", run_dir=started[1].run_dir, schema=SCHEMA) as collector:
             collector.write({"frame": np.zeros((50_000, ROW_BYTES), np.uint8)}, timeout=30)
+        runs_collected = [collected(started[0], ids[1], options.mib << 20) for _ in range(3)]
+        result["collected"] = max(runs_collected, key=lambda run: run["mib_per_s"])
+        print(result["collected"], flush=True)
         result["batches"] = []
         for names in (["a"], shards):
             for n in (256, 4096):
                 for prefetch in (False, True):
                     result["batches"].append(min((batches(names, n, prefetch, 40) for _ in range(3)), key=lambda run: run["ms_per_batch"]))
                     print(result["batches"][-1], flush=True)
+        by_priority = [batches(shards, 256, True, 40, "priority") for _ in range(3)]
+        result["by_priority"] = min(by_priority, key=lambda run: run["ms_per_batch"])
+        print(result["by_priority"], flush=True)
         result["row_bytes"] = ROW_BYTES
         result["host_recovery_s"] = recovery_s("a", 5)
         print(result["host_recovery_s"])

@@ -101,6 +101,9 @@ class HostService:
     def report(self) -> dict[str, object]:
         """For ``status --cluster``: the sidecar's report, or why there is none, and what this host did since it was started."""
         began = time.monotonic()
+        if self._intake_lock.acquire(blocking=False):
+            self._intake.close_idle()
+            self._intake_lock.release()
         found: dict[str, object] = {"pid": os.getpid(), "server": self._endpoints.name, "run_dir": str(self._endpoints.run_dir)}
         found |= {"parts_taken": self._intake.parts_taken, "parts_repeated": self._intake.parts_repeated}
         try:

@@ -43,7 +43,7 @@ class Intake:
         deadline = Deadline(timeout_s)
         if self._schema is None:
             self._schema = Schema.from_wire(schema)
-        self._close_idle()
+        self.close_idle()
         try:
             awaited = self._publish(headers, rows, deadline)
         except ServerGone:
@@ -117,6 +117,7 @@ class Intake:
                 with contextlib.suppress(ReplayError):
                     outlet.close()
 
-    def _close_idle(self) -> None:
+    def close_idle(self) -> None:
+        """Lets go of collectors that said nothing for five minutes: their forwarder may have gone without a word."""
         now_s = time.monotonic()
         self._drop([origin for origin, outlet in self._outlets.items() if not outlet.unanswered and now_s - outlet.used_s > _IDLE_S])
