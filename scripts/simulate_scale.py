@@ -467,6 +467,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axes[1, 2].semilogx(lost, [run["slowest_batch_s"] for run in result["losing"]], "o-", label="the batch that met the loss")
     axes[1, 2].semilogx(lost, [run["ms_per_batch"] / 1e3 for run in result["losing"]], "--", label="the others")
     axes[1, 2].set(xlabel="shards, a tenth of them lost at once", ylabel="s", title="Recovery: what the loss costs a learner")
+    axes[1, 0].set_ylim(0, 220)
     for axis in axes.flat:
         axis.legend()
         axis.grid(alpha=0.3)

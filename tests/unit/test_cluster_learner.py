@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 from replay_server_client.ray.learner import ClusterLearner
 from replay_server_client.ray.parcel import Asked, Drawn, Priorities
+from replay_server_client.request import Request
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, SchemaMismatch, ServerGone, ShardLost
 from replay_server_protocol.schema import Schema
 
@@ -212,6 +214,20 @@ def test_what_is_not_there_over_several_nodes_is_refused_by_name(hosts: dict[str
         learner.sample(8, alpha=1.0)
     with pytest.raises(InvalidRequest, match="device='mps'"):
         ClusterLearner(hosts, device="mps")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request.transitions(8),
+        Request.transitions(8, n_step=2),
+        Request.transitions(8, by="priority"),
+        Request.transitions(8, half_life_rows=3.0),
+        Request.sequences(8, length=1, burn_in=0, stride=1, crosses_episodes=False),
+    ],
+)
+def test_a_host_knows_a_plain_request_without_its_class(request_: Request) -> None:
+    assert Asked("me", asdict(request_), 0, 8, (1, 2, 3)).is_plain is request_.is_plain
 
 
 def test_shards_of_two_schemas_are_refused(hosts: dict[str, FakeHost]) -> None:

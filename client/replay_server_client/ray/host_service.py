@@ -21,7 +21,6 @@ from replay_server_client.ray.intake import Intake
 from replay_server_client.ray.outlet import Outlet
 from replay_server_client.ray.parcel import Answer, Asked, Bytes, Drawn, Header, Priorities, Sender
 from replay_server_client.ray.row_sampler import RowSampler
-from replay_server_client.request import Request
 from replay_server_client.silence import is_held
 from replay_server_client.status import query
 
@@ -68,7 +67,7 @@ class HostService:
             try:
                 if not is_held(self._endpoints):  # else each learner that asks would wait for one
                     raise ServerGone(f"server {self._endpoints.name!r} has ended; its host looks for the next one")
-                if Request(**asked.request).is_plain and self._is_ring_in_host_memory():
+                if asked.is_plain and self._is_ring_in_host_memory():
                     return self._sampler.draw(asked.draws, asked.key, timeout_s)
                 return self._make_lender().draw(asked, timeout_s)
             except ServerGone:

@@ -60,6 +60,12 @@ class Asked(NamedTuple):
     alpha: float | None = None
     beta: float | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """As Request has it, whose module needs torch: uniform draws of single rows."""
+        asked = self.request
+        return (asked["by"], asked["n_step"], asked["length"], asked["half_life_rows"]) == ("uniform", 1, 0, None)
+
 
 class Drawn(NamedTuple):
     """``rows`` uint8[k * rows of a draw, stride] and ``results`` of the k draws by name, as ``BatchBuffer.results`` has them.
