@@ -62,7 +62,7 @@ def test_draws_are_uniform_over_the_union_and_stay_so_as_sidecar_actor_and_node_
     ray_nodes: Any, shards: dict[str, ServerProcess], sidecars: Callable[..., ServerProcess]
 ) -> None:
     import ray
-    from replay_server_client.ray.cluster import connect_learner
+    from replay_server_client.ray.cluster import connect_learner, start_host
     from replay_server_client.ray.survey import status
 
     with connect_learner(list(SIZES), seed=3, prefetch=False) as learner:
@@ -101,6 +101,13 @@ def test_draws_are_uniform_over_the_union_and_stay_so_as_sidecar_actor_and_node_
         assert abs(chi_square(after, range(100, 400))) < 4
         print(f"the draw that met the lost node took {took_s:.2f} s")
         assert learner.losses == 3
+
+        successor = filled(sidecars, 400, 600)  # of that shard on a new node
+        start_host("three", server=successor.name, run_dir=successor.run_dir, node_id=ray_nodes.add("gpu-next"))
+        end = time.monotonic() + 30
+        while "three" not in learner.router.taking_part and time.monotonic() < end:
+            drawn(learner, 1, 500)
+        assert abs(chi_square(drawn(learner, 10, 20_000), range(100, 1000))) < 4
 
     with connect_learner(["two", "three"], on_loss="raise", prefetch=False) as strict, pytest.raises(TimeoutError, match="three"):
         strict.sample(8, timeout=3)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from replay_server_client import Collector
 from replay_server_client.observer import Observer
+from replay_server_protocol.errors import InvalidRequest
 from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
@@ -97,5 +98,7 @@ def test_batches_come_from_the_rings_of_two_nodes_by_size_by_priority_and_in_ste
         batch = learner.sample(256, n_step=3, gamma=0.5, timeout=30)
         assert (batch["next_marker"] == batch["marker"] + batch.n_steps).all()
         assert learner.sequences(16, length=4, timeout=30)["marker"].shape == (16, 4)
+    with pytest.raises(InvalidRequest, match="transport='rdt'"):
+        connect_learner(["away"], transport="rdt")
     found: Any = status()
     assert found["hosts"]["away"]["state"] == "up"

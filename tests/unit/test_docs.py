@@ -63,7 +63,7 @@ OTHER_OPTIONS = {
     "--keep",
     "--cluster",
 }
-RAYS_OPTIONS = {"--head", "--port", "--resources", "--address", "--object-store-memory"}
+RAYS_OPTIONS = {"--head", "--port", "--address", "--object-store-memory"}
 OTHERS_OPTIONS = {*RAYS_OPTIONS, "--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")

@@ -9,6 +9,7 @@ from typing import Any, Unpack, cast
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from replay_server_protocol.endpoints import check_name
+from replay_server_protocol.errors import InvalidRequest, shown
 
 from replay_server_client.ray.actors import Forwarder, RemoteHost, ReplayHost
 from replay_server_client.ray.delivery import CHUNK_BYTES
@@ -62,9 +63,18 @@ def start_forwarder(
 
 
 def connect_learner(
-    shards: Sequence[str], *, local: Mapping[str, tuple[str | None, str | None]] | None = None, **options: Unpack[LearnerOptions]
+    shards: Sequence[str],
+    *,
+    local: Mapping[str, tuple[str | None, str | None]] | None = None,
+    transport: str = "object store",
+    **options: Unpack[LearnerOptions],
 ) -> ClusterLearner:
-    """A learner of these shards through their hosts; those of ``local`` (shard: (server, run_dir)) from their sidecars directly."""
+    """A learner of these shards through their hosts; those of ``local`` (shard: (server, run_dir)) from their sidecars directly.
+
+    Raises InvalidRequest for any other ``transport``: Ray Direct Transport is alpha and not there yet.
+    """
+    if transport != "object store":
+        raise InvalidRequest(f"transport={shown(transport)}: rows travel by Ray's 'object store'; Ray Direct Transport is not there yet")
     here = dict(local or {})
     hosts: dict[str, ShardHost] = {}
     for shard in shards:
