@@ -136,19 +136,19 @@ def test_rows_of_two_collectors_are_in_the_ring_once_and_in_order_though_hosts_d
         Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, lanes=2) as one,
         Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, lanes=1) as two,
     ):
-        for step in range(40):
+        for step in range(20):
             one.write(rows(16 * step, 16))
             two.write(rows(100_000 + 16 * step, 16))
         assert one.flush(30) > 0
         assert two.flush(30) > 0
     found = markers(sidecar)
-    assert [m for m in found if m < 100_000] == list(range(640))
-    assert [m for m in found if m >= 100_000] == list(range(100_000, 100_640))
-    assert calls.deaths > 3
+    assert [m for m in found if m < 100_000] == list(range(320))
+    assert [m for m in found if m >= 100_000] == list(range(100_000, 100_320))
+    assert calls.deaths >= 2
     report: Any = query(Endpoints.resolve(sidecar.name, sidecar.run_dir))
     counters = report["counters"]
-    assert counters["rows_published"] == counters["rows_committed"] == 1280
-    assert report["moments"]["reward"]["count"] == 1280
+    assert counters["rows_published"] == counters["rows_committed"] == 640
+    assert report["moments"]["reward"]["count"] == 640
 
 
 def test_a_credit_means_that_the_rows_are_in_the_ring(node: Node, sidecar: ServerProcess) -> None:
@@ -264,6 +264,7 @@ def test_draws_of_a_host_are_the_windows_rows_and_the_same_for_the_same_key(side
     report: Any = query(Endpoints.resolve(sidecar.name, sidecar.run_dir))
     assert report["counters"]["batches_granted"] == 2
     assert report["flow"]["sampled_rows"] == 64
+    host.close()
     sidecar.stop()
     with pytest.raises(ServerGone):
         host.draw(asked, 0.1)

@@ -29,6 +29,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="several nodes need the extra: pip install 'replay-server[ray]'"))
 
 
+def once_more(start: Callable[[], Any]) -> Any:
+    """Ray gives a node thirty seconds to start, and says so by a bare Exception; a machine may be busier than that."""
+    try:
+        return start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        return start()
+
+
 class RayNodes:
     """The head, which runs this driver, and nodes by name."""
 
@@ -38,7 +48,7 @@ class RayNodes:
 
     def add(self, name: str) -> str:
         """Ray's id of a new node."""
-        node = self.cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, resources={name: 4})
+        node = once_more(lambda: self.cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, resources={name: 4}))
         self.nodes[name] = node
         found: str = node.node_id
         return found
@@ -56,7 +66,7 @@ def ray_nodes() -> Iterator[RayNodes]:
     from ray.cluster_utils import Cluster
 
     arguments = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    cluster = once_more(lambda: Cluster(initialize_head=True, head_node_args=arguments))
     try:
         ray.init(address=cluster.address, namespace="replay", log_to_driver=False)
         yield RayNodes(cluster)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
 import ray
+from ray.exceptions import ActorUnavailableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from replay_server_protocol.endpoints import check_name
 from replay_server_protocol.errors import InvalidRequest, shown
 
+from replay_server_client.deadline import Deadline
 from replay_server_client.ray.actors import Forwarder, RemoteHost, ReplayHost
 from replay_server_client.ray.delivery import CHUNK_BYTES
 from replay_server_client.ray.learner import ClusterLearner, LearnerOptions
@@ -91,9 +93,17 @@ def _start(
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(pinned, soft=False)
     if resources:
         options["resources"] = dict(resources)
-    actor = kind.options(**options).remote(*arguments)
-    ray.get(getattr(actor, ready).remote(), timeout=_READY_WAIT_S)
-    return actor
+    deadline = Deadline(_READY_WAIT_S)
+    while True:
+        actor = kind.options(**options).remote(*arguments)
+        try:
+            ray.get(getattr(actor, ready).remote(), timeout=deadline.remaining_s)
+        except ActorUnavailableError:  # one of this name on a node that is lost, or being started again: it keeps nothing that matters
+            if deadline.has_passed:
+                raise
+            ray.kill(actor)
+        else:
+            return actor
 
 
 def _text(path: str | os.PathLike[str] | None) -> str | None:
