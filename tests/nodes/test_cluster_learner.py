@@ -109,7 +109,7 @@ def test_draws_are_uniform_over_the_union_and_stay_so_as_sidecar_actor_and_node_
             drawn(learner, 1, 500)
         assert abs(chi_square(drawn(learner, 10, 20_000), range(100, 1000))) < 4
 
-    with connect_learner(["two", "three"], on_loss="raise", prefetch=False) as strict, pytest.raises(TimeoutError, match="three"):
+    with connect_learner(["two", "one"], on_loss="raise", prefetch=False) as strict, pytest.raises(TimeoutError, match="one"):
         strict.sample(8, timeout=3)
 
 

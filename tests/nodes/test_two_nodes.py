@@ -13,7 +13,7 @@ import pytest
 import torch
 from replay_server_client import Collector
 from replay_server_client.observer import Observer
-from replay_server_protocol.errors import InvalidRequest
+from replay_server_protocol.errors import InvalidRequest, SchemaMismatch
 from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
@@ -64,6 +64,8 @@ def test_every_publish_is_committed_once_though_the_host_is_killed(away: tuple[S
         assert observer.read(newest=5000)["marker"].tolist() == list(range(ROWS * PUBLISHES))
     report = ray.get(forwarder.report.remote())["shards"]["away"]
     assert report["failures"] > 0
+    with pytest.raises(SchemaMismatch, match="marker"):
+        Collector.connect("here", run_dir=sidecar.run_dir, schema=Schema.of({"marker": ("int32", ())}))
     ray.get(forwarder.stop.remote())
 
 
@@ -98,6 +100,8 @@ def test_batches_come_from_the_rings_of_two_nodes_by_size_by_priority_and_in_ste
         batch = learner.sample(256, n_step=3, gamma=0.5, timeout=30)
         assert (batch["next_marker"] == batch["marker"] + batch.n_steps).all()
         assert learner.sequences(16, length=4, timeout=30)["marker"].shape == (16, 4)
+    with connect_learner(["away"]) as alone, pytest.raises(InvalidRequest, match="above the capacity of 5,000"):
+        alone.sample(10_000, timeout=30)
     with pytest.raises(InvalidRequest, match="transport='rdt'"):
         connect_learner(["away"], transport="rdt")
     found: Any = status()

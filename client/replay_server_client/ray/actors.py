@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError
-from replay_server_protocol.errors import ServerGone
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+from replay_server_protocol.errors import ReplayError, ServerGone
 
 from replay_server.config import ServerConfig
 from replay_server.relay import RelayServer
@@ -76,7 +76,10 @@ class RemoteHost:
         self._actor: Any = None
 
     def agree(self, schema: dict[str, object]) -> dict[str, object]:
-        return cast("dict[str, object]", ray.get(self._handle().agree.remote(schema), timeout=_AGREE_WAIT_S))
+        try:
+            return cast("dict[str, object]", ray.get(self._handle().agree.remote(schema), timeout=_AGREE_WAIT_S))
+        except RayError as error:
+            raise self._ours(error) from error
 
     def deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Future[Answer]:
         return self._watched(self._handle().deliver.remote(headers, rows, schema))
@@ -109,17 +112,23 @@ class RemoteHost:
                 ) from error
         return self._actor
 
+    def _ours(self, error: RayError) -> Exception:
+        """What the host raised, as it raised it; all that Ray says of a lost actor, node or answer as ServerGone."""
+        if isinstance(error, RayTaskError):
+            return error.cause if isinstance(error.cause, ReplayError) else cast("Exception", error)
+        if not isinstance(error, ActorUnavailableError | GetTimeoutError):
+            self._actor = None  # for good: another may have its name by now
+        return ServerGone(f"the ReplayHost of shard {self.shard!r} does not answer ({type(error).__name__})")
+
     def _watched(self, ref: Any) -> Future[Any]:
-        """Its future; Ray's errors of a lost actor come as ServerGone."""
+        """Its future."""
         found: Future[Any] = Future()
         found.set_running_or_notify_cancel()  # a call that was made can't be taken back
 
         def copy(done: Future[Any]) -> None:
             error = done.exception()
-            if isinstance(error, ActorDiedError):
-                self._actor = None
-            if isinstance(error, RayActorError):
-                error = ServerGone(f"the ReplayHost of shard {self.shard!r} does not answer ({type(error).__name__})")
+            if isinstance(error, RayError):
+                error = self._ours(error)
             if error is not None:
                 found.set_exception(error)
             else:
