@@ -191,6 +191,8 @@ class Dispatch:
 
     def _lend_mail(self, session: Session, message: MailAsk) -> None:
         token, generation = session.token, self._replay.generation
+        if self._replay.passes_on:
+            raise InvalidRequest(f"mailbox {message.name!r}: a forwarder passes rows on and no mailboxes; send values to this node by Ray")
         lent = self._replay.mailboxes.lend(token, message.name, message.newer_than)
         if lent is None:
             self._replay.send(session, MailLent(token, generation, message.name, 0, "", 0, {}))

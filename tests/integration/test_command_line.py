@@ -198,3 +198,11 @@ def test_a_server_without_standard_streams_serves_as_ever(children: Children, ru
 def test_an_unknown_verb_ends_with_2() -> None:
     assert run("serv").returncode == 2
     assert run().returncode == 2
+
+
+def test_the_cluster_needs_the_extra_and_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray.py").write_text('raise ModuleNotFoundError("No module named ray", name="ray")')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    refused = run("status", "--cluster")
+    assert refused.returncode == 2
+    assert "pip install 'replay-server[ray]'" in refused.stderr
