@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from replay_server_protocol.errors import (
@@ -57,8 +58,9 @@ _TELL_EVERY_S = 1.0
 class AttachDesk:
     """Opens and ends sessions."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, build_store: Callable[[Replay, Schema, int], Store] = make_store) -> None:
         self._replay = replay
+        self._build_store = build_store
         self._namespace = pid_namespace()
         self._me = ProcessIdentity.current()
         self._memory_wait_ends_s: float | None = None
@@ -202,7 +204,7 @@ class AttachDesk:
     def make_ring(self, schema: Schema, lanes: int) -> Store:
         """Makes the store. Clients that wait for it are told at once, or with ``--restore`` when it is full."""
         replay = self._replay
-        store = make_store(replay, schema, lanes)
+        store = self._build_store(replay, schema, lanes)
         self._memory_wait_ends_s = None
         if replay.config.restore is None:
             self._open(store)
@@ -262,6 +264,11 @@ class AttachDesk:
             )
         if replay.phase is Phase.CLOSING:
             raise ServerClosing("the server is closing")
+        if replay.passes_on and hello.role in ("learner", "observer"):
+            raise AttachRefused(
+                f"server {replay.directory.endpoints.name!r} passes rows on to another node and has no ring: attach a {hello.role} there, "
+                "or sample with a ClusterLearner"
+            )
         if hello.run_id is not None and hello.run_id != replay.config.run_id:
             raise AttachRefused(f"the client belongs to run {hello.run_id!r}, this server to run {replay.config.run_id!r}")
         if hello.role == "collector" and (hello.schema is None or not 1 <= hello.lanes <= 2**20):

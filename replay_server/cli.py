@@ -118,7 +118,22 @@ def _print_plan(config: ServerConfig) -> int:
     return 0
 
 
+def _cluster_status(options: argparse.Namespace) -> int:
+    try:
+        from replay_server_client.ray.survey import status_at
+    except ModuleNotFoundError as error:
+        raise InvalidRequest(f"--cluster needs the package {error.name}: pip install 'replay-server[ray]'") from error
+
+    from replay_server.cluster_text import cluster_lines
+
+    found = status_at(options.cluster, options.timeout)
+    print(json.dumps(found, indent=2) if options.json else "\n".join(cluster_lines(found)))
+    return 0
+
+
 def _status(options: argparse.Namespace) -> int:
+    if options.cluster is not None:
+        return _cluster_status(options)
     from replay_server_client.status import query
 
     from replay_server.status_text import status_lines
@@ -248,6 +263,8 @@ def _add_watching(commands: Any) -> None:
     status.add_argument("--json", action="store_true", help="the report as JSON (with --watch one line each)")
     status.add_argument("--watch", action="store_true", help="again and again until Ctrl-C")
     status.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two reports (default: 1)")
+    cluster_help = "every host and forwarder of a Ray cluster instead (default: the one of $RAY_ADDRESS, or of this machine)"
+    status.add_argument("--cluster", nargs="?", const="auto", metavar="ADDRESS", help=cluster_help)
     status.set_defaults(run=_status)
 
     top_help = "watch a running server, also over its restarts, until q or Ctrl-C (both: exit code 0)"

@@ -165,7 +165,7 @@ class ServerConfig:
         try:
             schema = Schema.from_wire(json.loads(_read(self.schema, _MOST_SCHEMA_BYTES)))
         except (OSError, ValueError, RecursionError) as error:
-            raise SchemaMismatch(f"--schema {self.schema}: {error}") from error
+            raise SchemaMismatch(f"--schema {self.schema}: {_why(error)}") from error
         different = saved.differences(schema) if saved is not None else ""
         if different:
             raise SchemaMismatch(f"--restore {self.restore} holds rows of another schema than --schema {self.schema}: {different}")
@@ -233,7 +233,7 @@ def parse_size(text: str) -> int:
         return int(text)
     match = _SIZE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is not a size like 512MiB or 40GB")
+        raise ValueError(f"{text!r} is neither a plain number like 100_000 nor a size like 512MiB or 40GB")
     unit = match[2].lower()
     step: int = (1024 if "i" in unit else 1000) ** _UNITS[unit[0]]
     return int(match[1]) * step
@@ -245,6 +245,14 @@ def parse_duration(text: str) -> float:
     if not match:
         raise ValueError(f"{text!r} is not a time like 90s, 10min or 2h")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def number(text: str, kind: type[int] | type[float]) -> int | float:
+    """Raises ValueError in the words of options, not of Python."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError("a whole number is right" if kind is int else "a number is right") from None
 
 
 def _parse(key: str, value: object) -> object:
@@ -279,10 +287,8 @@ def _parse_text(key: str, text: str) -> object:
         return parse_duration(text)
     if key == "slot_rows" and text == "auto":
         return None
-    if key in _INTS:
-        return int(text)
-    if key in _FLOATS:
-        return float(text)
+    if key in _INTS or key in _FLOATS:
+        return number(text, int if key in _INTS else float)
     if key in _LISTS:
         return tuple(part for part in text.split(",") if part)
     choices = next(f.metadata["choices"] for f in fields(ServerConfig) if f.name == key)
@@ -309,7 +315,12 @@ def _read_toml(file: str) -> dict[str, object]:
             raise ValueError("a key of too many parts")
         return tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: no TOML, no UTF-8, or a number of too many digits
-        raise InvalidRequest(f"--config {file}: {error}") from error
+        raise InvalidRequest(f"--config {file}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Without the error's number and the file's name, which stands before it."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _read(file: str, most_bytes: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import uuid
 from dataclasses import dataclass
 from typing import Any, NewType
@@ -222,6 +223,11 @@ class CudaRuntime:
         if code != 0:
             self.clear_error()
             raise DeviceError(self.describe(call, int(code)), call=call, code=int(code))
+
+
+def has_nvidia_driver(folders: tuple[str, ...] = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/nvmap")) -> bool:
+    """Whether a driver is loaded, also WSL's or a Jetson's: without one no package helps."""
+    return any(os.path.exists(path) for path in folders)
 
 
 def probe_devices(only: int | None = None) -> list[GpuDevice]:

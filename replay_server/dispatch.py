@@ -39,7 +39,7 @@ from replay_server_protocol.messages import (
 )
 
 from replay_server.attach import AttachDesk
-from replay_server.config import MIN_AUTO_SLOT_ROWS
+from replay_server.config import MIN_AUTO_SLOT_ROWS, number
 from replay_server.credit import Verdict
 from replay_server.explain import explain
 from replay_server.flow import Flow
@@ -191,6 +191,8 @@ class Dispatch:
 
     def _lend_mail(self, session: Session, message: MailAsk) -> None:
         token, generation = session.token, self._replay.generation
+        if self._replay.passes_on:
+            raise InvalidRequest(f"mailbox {message.name!r}: a forwarder passes rows on and no mailboxes; send values to this node by Ray")
         lent = self._replay.mailboxes.lend(token, message.name, message.newer_than)
         if lent is None:
             self._replay.send(session, MailLent(token, generation, message.name, 0, "", 0, {}))
@@ -233,14 +235,15 @@ class Dispatch:
                 case "samples-per-insert" if value == "none":
                     self._set_ratio(None)
                 case "samples-per-insert":
-                    ratio = float(value)
+                    ratio = float(number(value, float))
                     tolerance = flow.tolerance or math.ceil(_USUAL_BATCH_ROWS + ratio * self._largest_slot_rows())
                     self._check_flow(ratio, tolerance)
                     self._set_ratio(ratio)
                     flow.set_tolerance(tolerance)
                 case "tolerance":
-                    self._check_flow(flow.samples_per_insert, int(value))
-                    flow.set_tolerance(int(value))
+                    tolerance = int(number(value, int))
+                    self._check_flow(flow.samples_per_insert, tolerance)
+                    flow.set_tolerance(tolerance)
                 case _:
                     raise InvalidRequest(f"set {key!r}: samples-per-insert and tolerance can be set on a running server")
         except InvalidRequest:

@@ -31,8 +31,8 @@ UNSOUND = 8
 """Of ``doctor``: something the server needs is missing here. No error has it."""
 
 EXIT_CODES_TEXT = """exit codes: 0 done (serve: stopped in good order), 1 a fault of the server itself, 2 a wrong option or schema,
-3 the name is taken, 4 not enough memory or disk, 5 the device is missing or failed, 6 refused by the server, 7 no server answered,
-8 the doctor found a failure"""
+3 the name is taken, 4 not enough memory or disk, 5 the device is missing or failed, 6 refused by the server, 7 no server answered
+in time, 8 the doctor found a failure"""
 
 
 def exit_code_of(error: ReplayError) -> int:

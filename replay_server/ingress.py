@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
+from replay_server_protocol.origins import Origins, Turn
 
 from replay_server.counters import Counters, Latency
 from replay_server.credit import Verdict
@@ -86,6 +87,7 @@ class Ingress:
         self._queue: deque[Published] = deque()
         self._in_flight: deque[Flight] = deque()
         self._completed = 0
+        self._origins = Origins()
 
     @property
     def waiting_slots(self) -> int:
@@ -119,7 +121,12 @@ class Ingress:
         if verdict is not Verdict.NEW:
             return verdict
         collector.credits.take(message.number, message.slot)
-        wrong = self._what_is_wrong(collector, message)
+        turn = self._turn_of(message)
+        if turn is Turn.REPEAT:
+            collector.queued += 1
+            self._queue.append(Published(collector, message._replace(rows=0), 0, now_ns))  # its credit follows that of the first one
+            return verdict
+        wrong = "an earlier publish of its origin is missing" if turn is Turn.EARLY else self._what_is_wrong(collector, message)
         rows = 0 if wrong else message.rows
         rejected = message.rejected + (min(message.rows, collector.slot_rows) if wrong else 0)
         collector.queued += 1
@@ -278,6 +285,17 @@ class Ingress:
             return
         name, span = collector.name, flight.span
         trace.record(_COPIES, "copy", flight.submitted_ns, trace.now_ns(), collector=name, first_seq=span.first_seq, rows=span.rows)
+
+    def _turn_of(self, message: Publish) -> Turn:
+        """REPEAT if these rows were taken before, from whichever session passed them on."""
+        if not message.origin:
+            return Turn.NEXT
+        if not 1 <= message.origin_first <= message.origin_number:
+            return Turn.EARLY
+        turn = self._origins.judge(message.origin, message.origin_number, message.origin_first)
+        if turn is Turn.NEXT:
+            self._origins.take(message.origin, message.origin_number)
+        return turn
 
     def _what_is_wrong(self, collector: CollectorSession, message: Publish) -> str | None:
         if message.rows > collector.slot_rows:

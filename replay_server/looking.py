@@ -15,6 +15,7 @@ from replay_server.row_text import json_lines, text_lines
 
 _NEWEST = 10
 _MOST_SEQS = 1 << 24
+_COPIED_WITHIN_S = 600.0
 
 
 class _Chosen(TypedDict):
@@ -52,7 +53,8 @@ def _peek(options: argparse.Namespace) -> int:
 
     chosen = _chosen(options, _NEWEST)
     with Observer.connect(options.name, run_dir=options.run_dir, name="peek", timeout=options.timeout) as observer:
-        rows, schema = observer.read(**chosen), observer.schema()
+        schema = observer.schema(options.timeout)
+        rows = observer.read(**chosen)
     lines = json_lines if options.json else text_lines
     for line in lines(rows.seqs, rows.fields, schema):
         print(line)
@@ -68,7 +70,8 @@ def _dump(options: argparse.Namespace) -> int:
     check_file(options.file)
     chosen = _chosen(options, 2**62)
     with Observer.connect(options.name, run_dir=options.run_dir, name="dump", timeout=options.timeout) as observer:
-        rows, schema = observer.read(**chosen), observer.schema()
+        schema = observer.schema(options.timeout)
+        rows = observer.read(**chosen)
     write_rows(options.file, rows.seqs, rows.fields, schema)
     print(f"{len(rows):,} rows of the window [{rows.window[0]}, {rows.window[1]}) in {options.file}")
     _tell_overtaken(len(rows.overtaken))
@@ -87,7 +90,7 @@ def _chosen(options: argparse.Namespace, newest: int) -> _Chosen:
         "seqs": None if options.seqs is None else _seqs(options.seqs),
         "episode_of": options.episode_of,
         "fields": None if options.fields is None else [name for name in options.fields.split(",") if name],
-        "timeout": max(options.timeout, 600.0),
+        "timeout": max(options.timeout, _COPIED_WITHIN_S),
     }
 
 

@@ -75,6 +75,7 @@ class Replay:
     started_s: float
     tracing: Tracing
     store: Store | None = None
+    passes_on: bool = False  # rows go to another node: there is no ring here
     phase: Phase = Phase.WAITING_FOR_SCHEMA
     restored_share: float = 0.0  # of the rows, in phase restoring
     requests: Requests = field(default_factory=Requests)

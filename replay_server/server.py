@@ -7,12 +7,14 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 
 import zmq
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import DeviceError, InvalidRequest, ProtocolViolation, ReplayError
 from replay_server_protocol.messages import ClientMessage, Closing, Credit, Hello, Ping, Stale
 from replay_server_protocol.process import ProcessIdentity, spin_s
+from replay_server_protocol.schema import Schema
 from replay_server_protocol.states import SessionEvent, SessionState
 from replay_server_protocol.trace import check_writable
 
@@ -24,7 +26,7 @@ from replay_server.dispatch import Dispatch
 from replay_server.entrance import Entrance
 from replay_server.explain import flow_state, stalls
 from replay_server.leases import Lease
-from replay_server.replay import Phase, Replay
+from replay_server.replay import Phase, Replay, Store
 from replay_server.requests import grant_of
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
@@ -32,7 +34,7 @@ from replay_server.snapshot.schedule import SnapshotSchedule
 from replay_server.stall_log import Repeats, StallLog
 from replay_server.status import StatusSocket
 from replay_server.stop_signals import StopSignals
-from replay_server.store import choose_device
+from replay_server.store import choose_device, make_store
 from replay_server.supervisor import Supervisor
 
 log = logging.getLogger("replay_server")
@@ -54,7 +56,12 @@ _TELL_REVOKED_NS = 60 * 10**9
 class Server:
     """Serves until it is told to stop. Construction claims the name and binds the sockets, ``run`` is the loop, ``close`` ends it all."""
 
-    def __init__(self, config: ServerConfig, signals: StopSignals | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        signals: StopSignals | None = None,
+        build_store: Callable[[Replay, Schema, int], Store] = make_store,
+    ) -> None:
         """Claims, binds and, with a schema, allocates; ``signals`` stop it in good order, a second one at once."""
         require_descriptors()
         require_threads()
@@ -70,7 +77,7 @@ class Server:
             self._status = StatusSocket(self._context, self.replay)
             undo.pop_all()
         self._entrance = Entrance(self._directory, (self.replay.control.door, self._status.door), self.replay.counters)
-        self._desk = AttachDesk(self.replay)
+        self._desk = AttachDesk(self.replay, build_store)
         self._dispatch = Dispatch(self.replay, self._desk, self.stop)
         self._signals = signals
         self._supervisor = Supervisor.of(os.environ if config.parent_pid is None else {})  # a spawned server doesn't speak for its parent

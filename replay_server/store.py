@@ -26,7 +26,7 @@ def choose_device(config: ServerConfig) -> DeviceChoice:
     """The device of ``--device``; auto takes the first GPU if there is one. Raises DeviceError that says what is missing."""
     if config.device in ("cpu", "mps"):
         return DeviceChoice(config.device)
-    from replay_server.cuda_runtime import probe_devices  # the CUDA bindings load only where a GPU is asked for
+    from replay_server.cuda_runtime import has_nvidia_driver, probe_devices  # the CUDA bindings load only where a GPU is asked for
 
     ordinal = int(config.device.partition(":")[2] or 0)
     try:
@@ -34,7 +34,8 @@ def choose_device(config: ServerConfig) -> DeviceChoice:
     except DeviceError as error:
         if config.device != "auto":
             raise
-        log.info("no CUDA device: %s; the ring lies in host memory", error)
+        why = str(error) if has_nvidia_driver() else "this machine has no NVIDIA driver"
+        log.info("no CUDA device: %s; the ring lies in host memory", why)
         return DeviceChoice("cpu")
     return DeviceChoice("cuda", device.ordinal, device.uuid, device.name)
 

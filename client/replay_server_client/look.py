@@ -22,7 +22,7 @@ from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerG
 from replay_server_protocol.messages import Grant, RingAt
 from replay_server_protocol.schema import OVERLAY_LAP, Schema
 
-from replay_server_client.bounce import Bounce
+from replay_server_client.bounce import Bounce, HostBounce
 from replay_server_client.deadline import Deadline
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ Selection = int | Sequence[int] | Seqs
 
 _LATE_IN_A_ROW = 3
 _NAMED = 8
+_MANY_RUNS = 8
 _PRIORITY = np.dtype([("lap", "<i4"), ("priority", "<f4")])
 
 
@@ -88,6 +89,17 @@ class Chunk:
     window: tuple[int, int]
     ring: Ring
 
+    def newest_rows(self) -> npt.NDArray[np.uint8]:
+        """A copy of the rows, uint8[n, stride], with the newest values of mutable fields."""
+        schema, found = self.ring.schema, self.rows.copy()
+        if self.overlay is not None and schema.overlay is not None:
+            laps = (1 + self.seqs // self.ring.at.ring_rows).astype(np.int32)
+            is_newer = schema.overlay[OVERLAY_LAP].view(self.overlay) == laps
+            for field in schema.overlay:
+                if field.name in schema.names:
+                    schema[field.name].view(found)[is_newer] = field.view(self.overlay)[is_newer]
+        return found
+
     def fields(self, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the rows' fields, ``dtype[n, *shape]``, with the newest values of mutable ones; bfloat16 as the uint16 of its bits."""
         schema, laps = self.ring.schema, (1 + self.seqs // self.ring.at.ring_rows).astype(np.int32)
@@ -139,7 +151,7 @@ def chunks(source: LeaseSource, seqs: Seqs, deadline: Deadline, most_rows: int |
 def _copier(ring: Ring, asked: Seqs, most_rows: int | None) -> Callable[[Grant, Bounce], Chunk]:
     def copied(grant: Grant, bounce: Bounce) -> Chunk:
         n = len(bounce.memory) // ring.record_bytes
-        return _copy(ring, asked[: min(n, most_rows or n)], grant, bounce)
+        return copy_rows(ring, asked[: min(n, most_rows or n)], grant, bounce)
 
     return copied
 
@@ -193,7 +205,7 @@ def _leased(source: LeaseSource, work: Callable[[Grant, Bounce], T], deadline: D
     raise ReplayTimeout(f"{_LATE_IN_A_ROW} copies in a row took longer than their lease: serve with a longer --lease, or free this machine")
 
 
-def _copy(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
+def copy_rows(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
     """Copies what of ``asked`` is in the granted window, a run of neighbours at a time, and waits for that."""
     if grant.generation != ring.at.generation:
         raise ServerGone("the server restarted while its rows were being read: the rest of them are lost; read again")
@@ -205,6 +217,10 @@ def _copy(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
     at, places = 0, {}
     for name, (offset, n_bytes) in ring.columns.items():
         places[name] = (at, n_bytes)
+        if isinstance(bounce, HostBounce) and len(begins) > _MANY_RUNS:
+            bounce.gather(offset, n_bytes, indices, at)
+            at += len(seqs) * n_bytes
+            continue
         for begin, end in zip(begins, ends, strict=True):
             if begin < end:
                 bounce.copy(offset + int(indices[begin]) * n_bytes, (end - begin) * n_bytes, at + begin * n_bytes)

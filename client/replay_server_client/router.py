@@ -129,6 +129,7 @@ class Router:
         known = self._shard(shard)
         if generation < known.generation:
             return False
+        before = known.generation, known.takes_part
         if generation != known.generation:
             known.mass, known.least = 0.0, math.inf
         known.generation, known.size_rows, known.is_up = generation, size_rows, True
@@ -136,7 +137,8 @@ class Router:
             known.mass = mass
         if least is not None:
             known.least = least
-        self._note_membership()
+        if (known.generation, known.takes_part) != before:  # looking at every shard for every shard's report would cost S² a batch
+            self._note_membership()
         return True
 
     def lose(self, shard: str) -> None:

@@ -133,6 +133,9 @@ class Publish(NamedTuple):
     mailbox: Name = ""  # whose versions they are; empty when the collector's user gave them
     nonfinite_field: Name = ""  # where the first of the rows rejected or nonfinite was seen; empty without one
     nonfinite_row: Count = 0  # its number among the rows this session has placed, from 0
+    origin: Name = ""  # passed on for a collector elsewhere: its session there; see replay_server_protocol.origins
+    origin_number: Count = 0  # the publish's number in that session: one that was taken before is credited and its rows left out
+    origin_first: Count = 0  # the first number of that session without an answer
 
 
 class Credit(NamedTuple):

@@ -91,6 +91,8 @@ class _Npz:
                 dtype, rows, shape = _npy_header(stream, name)
                 self.arrays[name] = Described(dtype.name, rows, shape)
                 self._streams[name] = (stream, dtype)
+        except FileNotFoundError as error:
+            raise InvalidRequest(f"{path} can't be read: {error.strerror}") from error
         except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as error:
             raise InvalidRequest(f"{path} is no npz file that can be read: {shown(str(error))}") from error
 

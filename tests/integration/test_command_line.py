@@ -20,6 +20,8 @@ from support.raw_client import RawClient, RawCollector
 from support.reports import report_of
 from support.servers import ServerProcess, spawn_server
 
+import replay_server
+
 SCHEMA = Schema.of(obs=("float32", 3), reward="float32")
 
 
@@ -57,7 +59,7 @@ def test_status_in_words_and_as_json(server: ServerProcess) -> None:
     assert server.name in words.stdout
     assert "waiting_for_schema" in words.stdout
     found = json.loads(run("status", *reach(server), "--json").stdout)
-    schema = json.loads((Path(sys.modules["replay_server"].__file__ or "").parent / "status_report.schema.json").read_text())
+    schema = json.loads((Path(replay_server.__file__ or "").parent / "status_report.schema.json").read_text())
     jsonschema.validate(found, schema)
     with RawCollector(server.endpoints, SCHEMA, name="walker") as collector:
         collector.publish(1, 0, 16)
@@ -196,3 +198,11 @@ def test_a_server_without_standard_streams_serves_as_ever(children: Children, ru
 def test_an_unknown_verb_ends_with_2() -> None:
     assert run("serv").returncode == 2
     assert run().returncode == 2
+
+
+def test_the_cluster_needs_the_extra_and_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray.py").write_text('raise ModuleNotFoundError("No module named ray", name="ray")')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    refused = run("status", "--cluster")
+    assert refused.returncode == 2
+    assert "pip install 'replay-server[ray]'" in refused.stderr

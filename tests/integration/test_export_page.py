@@ -55,6 +55,7 @@ def test_the_page_shows_charts_and_clients(server: ServerProcess, children: Chil
         page = draw(exporter, tmp_path)
     assert page.count("<canvas") == CHARTS
     assert int(re.findall(r'data-points="(\d+)"', page)[-1]) >= 1
+    assert 60 <= int(re.findall(r'data-span="(\d+)"', page)[-1]) < 120  # a young run fills the charts
     for told in ("walker", "thinker", f"replay-server {server.name}", ">serving<", "rows of 1 k"):
         assert told in page, told
     assert exporter.stop() == 0

@@ -14,6 +14,7 @@ from support.reports import report_of
 from support.servers import ServerProcess
 
 from replay_server import ReplayServer
+from replay_server.cuda_runtime import has_nvidia_driver
 
 MISSING = r"cuda-bindings.*replay-server\[cuda\]|no GPU is visible|NVIDIA driver"
 """The package, the GPU or the driver: whichever a machine lacks first."""
@@ -57,3 +58,15 @@ def test_a_learner_on_cuda_is_refused_before_it_attaches(server: ServerProcess, 
 
 def test_auto_serves_from_the_cpu(start_server: Callable[..., ServerProcess]) -> None:
     assert report_of(start_server("--device", "auto", "--capacity", "100"))["device"]["kind"] == "cpu"
+
+
+@pytest.mark.skipif(has_nvidia_driver(), reason="a driver is loaded here")
+def test_without_a_driver_auto_doesnt_tell_to_install_a_package_that_would_not_help(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server("--device", "auto", "--capacity", "100")
+    assert "this machine has no NVIDIA driver; the ring lies in host memory" in server.child.output
+    assert "pip install" not in server.child.output
+
+
+def test_a_driver_is_known_by_its_files(tmp_path: Path) -> None:
+    assert not has_nvidia_driver((str(tmp_path / "nvidia"),))
+    assert has_nvidia_driver((str(tmp_path / "nvidia"), str(tmp_path)))

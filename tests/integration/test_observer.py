@@ -204,7 +204,7 @@ def test_a_copy_that_outlived_its_lease_is_made_again_and_three_raise(
     start_server: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server("--lease", "0.05", "--capacity", "1000")
-    real, late = looking._copy, 0
+    real, late = looking.copy_rows, 0
 
     def slow(ring: looking.Ring, asked: looking.Seqs, grant: Any, bounce: Bounce) -> looking.Chunk:
         nonlocal late
@@ -217,7 +217,7 @@ def test_a_copy_that_outlived_its_lease_is_made_again_and_three_raise(
             wait_report(server, lambda found: found["counters"]["leases_revoked"] >= 1 and not found["observers"][0]["open_leases"])
         return chunk
 
-    monkeypatch.setattr(looking, "_copy", slow)
+    monkeypatch.setattr(looking, "copy_rows", slow)
     with (
         Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
         Observer.connect(server.name, run_dir=server.run_dir) as observer,
@@ -239,7 +239,7 @@ from replay_server_client import Observer, look
 def copy(*_):
     print("holding", flush=True)
     os.read(0, 1)
-look._copy = copy
+look.copy_rows = copy
 Observer.connect(sys.argv[1], run_dir=sys.argv[2]).read(newest=10)
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def test_peek_prints_the_newest_rows_and_json_lines(reach: list[str], capsys: py
     assert [json.loads(line)["seq"] for line in capsys.readouterr().out.splitlines()] == list(range(30, 40))
     assert main(["peek", *reach, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["fields"]["obs"][0] == "nan"
+
+
+@pytest.mark.parametrize("command", [["peek"], ["dump", "rows.npz"]], ids=["peek", "dump"])
+def test_a_server_without_a_ring_is_waited_for_no_longer_than_the_timeout(
+    server: ServerProcess, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin_s = time.monotonic()
+    assert main([*command, "--name", server.name, "--run-dir", str(server.run_dir), "--timeout", "0.5"]) == 7
+    assert time.monotonic() - begin_s < 10
+    assert "no collector has attached" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

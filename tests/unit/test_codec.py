@@ -229,6 +229,7 @@ def test_largest_schema_fits_in_a_message() -> None:
 
 def test_wire_bytes_are_fixed() -> None:
     assert client_codec.encode(Bye(5, 7)) == bytes([0x93, 13, 5, 7])
-    packed = bytes([0xDC, 0, 16, 2, 1, 2, 3, 0, 16, 0, 0, 0, 0xC4, 0, 0x91, 0xC4, 1]) + b"m" + bytes([0xC4, 0, 0xC4, 0, 0xA0, 0xA0, 0])
+    packed = bytes([0xDC, 0, 19, 2, 1, 2, 3, 0, 16, 0, 0, 0, 0xC4, 0, 0x91, 0xC4, 1]) + b"m"
+    packed += bytes([0xC4, 0, 0xC4, 0, 0xA0, 0xA0, 0, 0xA0, 0, 0])
     assert client_codec.encode(PUBLISH) == packed
     assert tuple(client_codec.decode(bytes([0x93, 13, 5, 7]))) == (5, 7)

@@ -73,6 +73,20 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, object], named: st
         ServerConfig.from_options(options)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"capacity": "100k"}, "--capacity '100k': '100k' is neither a plain number like 100_000 nor a size like 512MiB or 40GB"),
+        ({"depth": "two"}, "--depth 'two': a whole number is right"),
+        ({"lease": "soon"}, "--lease 'soon': a number is right"),
+    ],
+)
+def test_a_refusal_says_what_is_right_in_the_words_of_options(options: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ServerConfig.from_options(options)
+    assert str(refused.value) == told
+
+
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('capacity = 5000\nslot-rows = 32\ndepth = 3\ncolumns = ["link"]\nlease = 1\nmailbox_bytes = "1MiB"\n')
@@ -101,8 +115,10 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, named: str) 
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"/nowhere/server\.toml"):
+    with pytest.raises(InvalidRequest, match=r"^--config /nowhere/server\.toml: No such file or directory$"):
         ServerConfig.from_options({}, "/nowhere/server.toml")
+    with pytest.raises(SchemaMismatch, match=r"^--schema /nowhere/rows\.json: No such file or directory$"):
+        ServerConfig(schema="/nowhere/rows.json").load_schema()
 
 
 def test_every_option_has_a_help_text() -> None:

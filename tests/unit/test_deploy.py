@@ -100,6 +100,20 @@ def test_a_file_is_yaml(name: str) -> None:
         assert [sidecar["restartPolicy"] for sidecar in sidecars] == ["Always", "Always"]
 
 
+def test_the_compose_file_fits_the_specifications_schema() -> None:
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, DEPLOY / "compose.yaml"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_kubernetes_file_fits_the_api_without_an_unknown_key() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for document in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8")):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
 def test_the_image_installs_what_the_daemon_imports() -> None:
     project = tomllib.loads((DEPLOY.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]

@@ -28,6 +28,7 @@ PAGES = (
     "docs/sampling.md",
     "docs/several_gpus.md",
     "docs/snapshots.md",
+    "docs/several_nodes.md",
     "docs/status.md",
     "docs/trace.md",
     "docs/index.md",
@@ -60,8 +61,10 @@ OTHER_OPTIONS = {
     "--gpus",
     "--cpus",
     "--keep",
+    "--cluster",
 }
-OTHERS_OPTIONS = {"--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
+RAYS_OPTIONS = {"--head", "--port", "--address", "--object-store-memory"}
+OTHERS_OPTIONS = {*RAYS_OPTIONS, "--index-url", "--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

@@ -1,7 +1,9 @@
 "use strict";
-// Asks /view once a second for the points it has not had yet, and draws the last 15 minutes. Names reach the page as text only.
+// Asks /view once a second for the points it has not had yet, and draws the last 15 minutes, or what there is of them. Names reach the
+// page as text only.
 
 const SPAN_S = 900;
+const LEAST_SPAN_S = 60;
 const byId = (id) => document.getElementById(id);
 const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
 
@@ -59,6 +61,10 @@ const element = (tag, text, className) => {
 };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// Where the time axis begins: a young run fills the charts as an old one does.
+const begin = () => Math.max(lookedAt - SPAN_S, Math.min(columns?.time_s[0] ?? lookedAt, lookedAt - LEAST_SPAN_S));
+const tickTime = (tick) => clock(tick, lookedAt - begin() < 300 ? { second: "2-digit" } : {});
+
 // Under the cursor, or the newest.
 const atCursor = (reads) => (u, value, series, place) => reads(place === null ? u.data[series].at(-1) : value);
 
@@ -74,11 +80,11 @@ function makeChart([title, reads, values, series]) {
     height: 170,
     cursor: { sync: { key: "time" } },
     scales: {
-      x: { range: () => [lookedAt - SPAN_S, lookedAt] },
+      x: { range: () => [begin(), lookedAt] },
       y: values.y,
     },
     axes: [
-      { ...axis, size: 30, values: (u, ticks) => ticks.map((tick) => clock(tick)) },
+      { ...axis, size: 30, space: 70, values: (u, ticks) => ticks.map(tickTime) },
       { ...axis, grid: ruled, ticks: ruled, size: 66, values: (u, ticks) => ticks.map((tick) => (tick === null ? null : reads(tick))), ...values.axis },
     ],
     series: [
@@ -179,6 +185,7 @@ async function look() {
     show(view);
     draw();
     document.body.dataset.points = columns.time_s.length;
+    document.body.dataset.span = Math.round(lookedAt - begin());
   } catch (error) {
     show({ report: null, error: `the exporter does not answer (${error.message})` });
   }

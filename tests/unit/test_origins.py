@@ -1,0 +1,73 @@
+"""A publish that came by way of another machine is taken once, whoever brings it and however often."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.origins import Origins, Turn
+from support.held_ring import Bench, publish
+
+from replay_server.credit import Verdict
+
+
+def test_numbers_are_taken_in_order_and_once() -> None:
+    origins = Origins()
+    assert origins.judge("a", 1, 1) is Turn.NEXT
+    origins.take("a", 1)
+    assert origins.judge("a", 1, 1) is Turn.REPEAT
+    assert origins.judge("a", 3, 1) is Turn.EARLY
+    assert origins.judge("a", 2, 1) is Turn.NEXT
+    assert origins.judge("b", 1, 1) is Turn.NEXT
+
+
+def test_a_table_that_never_knew_the_origin_goes_on_where_its_answers_ended() -> None:
+    assert Origins().judge("a", 41, 41) is Turn.NEXT
+    assert Origins().judge("a", 42, 41) is Turn.EARLY
+
+
+def test_a_number_before_the_first_without_an_answer_is_a_violation() -> None:
+    with pytest.raises(ProtocolViolation, match="can't be 5"):
+        Origins().judge("a", 4, 5)
+
+
+def test_the_table_is_bounded_and_forgets_who_was_heard_of_longest_ago() -> None:
+    origins = Origins(most=2)
+    for origin in ("a", "b", "a", "c"):
+        origins.take(origin, origins.last(origin, 1) + 1)
+    assert len(origins) == 2
+    assert (origins.last("a", 1), origins.last("b", 1), origins.last("c", 1)) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_passed_on_again_by_any_session_in_any_order_are_in_the_ring_once(seed: int) -> None:
+    rng = random.Random(seed)
+    bench = Bench(1000, 20)
+    sessions = [bench.collector(4, 1) for _ in range(3)]
+    for _ in range(200):
+        session = rng.choice(sessions)
+        taken = bench.ingress._origins.last("node", 1)
+        number = rng.randint(max(1, taken - 3), taken + 1)
+        if session.credits.outstanding == 0:
+            continue
+        slot = next(i for i, state in enumerate(session.credits.slots) if state.value == "free")
+        bench.fill(session, slot, [number])
+        message = publish(session.credits.taken + 1, slot, 1)._replace(origin="node", origin_number=number, origin_first=1)
+        assert bench.ingress.accept(session, message, 0) is Verdict.NEW
+        bench.ingress.drain(0)
+        bench.memory.complete(9)
+        bench.ingress.commit(0)
+    assert bench.values(0, bench.ring.committed) == list(range(1, bench.ring.committed + 1))
+    assert bench.ring.committed == bench.counters.rows_published > 5
+
+
+def test_one_that_comes_before_its_turn_is_rejected_and_its_slot_comes_back() -> None:
+    bench = Bench(100, 20)
+    session = bench.collector(4, 1)
+    with pytest.raises(ProtocolViolation, match="an earlier publish of its origin is missing"):
+        bench.ingress.accept(session, publish(1, 0, 1)._replace(origin="node", origin_number=2, origin_first=1), 0)
+    bench.ingress.drain(0)
+    bench.memory.complete(1)
+    assert bench.ingress.commit(0) == [session]
+    assert (bench.ring.committed, session.credits.credited) == (0, 1)
