@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,25 +157,3 @@ def test_the_background_thread_fills_batches_while_the_caller_captures(server: S
             graph.replay()
             assert int(value[0]) == 2 * number
         assert learner.statistics().dropped == 0
-
-
-def test_a_dropped_batch_is_not_overwritten_under_work_of_the_stream_that_sampled_it(server: ServerProcess, writer: Writer) -> None:
-    writer.write(CAPACITY)
-    stream = torch.cuda.Stream()
-    with attach(server) as learner:
-        sampler = learner.sampler(BATCH_ROWS)
-        with torch.cuda.stream(stream):
-            batch = sampler.sample(timeout=WITHIN_S)
-    del learner, sampler
-    gc.collect()  # the batch alone holds the memory now
-    n_bytes = batch["obs"].untyped_storage().nbytes()
-    with torch.cuda.stream(stream):
-        hold_stream(0.5)
-        copied, seqs = batch["mark"].clone(), batch.seqs.clone()
-    del batch
-    gc.collect()
-    others = [torch.full((n_bytes,), 255, dtype=torch.uint8, device="cuda") for _ in range(64)]
-    torch.cuda.synchronize()
-    assert others
-    assert torch.equal(copied, seqs)
-    assert bool(((seqs >= 0) & (seqs < CAPACITY)).all()), "overwritten by what was allocated after the batch was dropped"
