@@ -15,7 +15,7 @@ from typing import Literal
 from replay_server_protocol.errors import DeviceError
 from replay_server_protocol.segment import Segment, segment_name
 
-from replay_server.storage import Copy, RingLayout, RingPlace, Write
+from replay_server.storage import Copy, RingLayout, RingPlace, Write, prove_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,18 @@ class CpuRing:
 
     @classmethod
     def create(cls, run_id: str, layout: RingLayout, *, storage: Literal["cpu", "host"] = "cpu", copy_delay_s: float = 0.0) -> CpuRing:
-        """Makes the segment, zeroed. Raises BudgetExceeded if the file system has no room.
+        """Makes the segment, zeroed, and proves its rows. Raises BudgetExceeded if the file system has no room.
 
         ``copy_delay_s`` is for tests: the first half of each copy is made at submission, the rest and the writes when ``completed``
         is called that much later, so that a reader who does not wait for the commit sees torn rows.
         """
-        return cls(Segment.create(segment_name(run_id, "ring"), layout.alloc_bytes), storage, copy_delay_s)
+        ring = cls(Segment.create(segment_name(run_id, "ring"), layout.alloc_bytes), storage, copy_delay_s)
+        try:
+            prove_rows(layout, ring._write, ring._read)
+        except BaseException:
+            ring.close()
+            raise
+        return ring
 
     def register(self, segment: Segment) -> str:
         return "memory"
@@ -91,10 +97,16 @@ class CpuRing:
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.host_bytes:
             raise DeviceError(f"bytes {offset:,} to {offset + n_bytes:,} lie outside the ring's {self.host_bytes:,}")
 
+    def _write(self, offset: int, content: bytes) -> None:
+        ctypes.memmove(self._segment.address + offset, content, len(content))
+
+    def _read(self, offset: int, n_bytes: int) -> bytes:
+        return ctypes.string_at(self._segment.address + offset, n_bytes)
+
     def _move(self, offset: int, address: int, n_bytes: int) -> None:
         ctypes.memmove(self._segment.address + offset, address, n_bytes)
 
     def _finish(self, writes: Sequence[Write]) -> None:
         for write in writes:
-            ctypes.memmove(self._segment.address + write.offset, write.content, len(write.content))
+            self._write(write.offset, write.content)
         self._completed += 1

@@ -21,7 +21,7 @@ from replay_server_protocol.segment import Segment, align
 
 from replay_server.cuda_runtime import CudaRuntime, Event, Stream
 from replay_server.debug_hold import StreamHold
-from replay_server.storage import Copy, RingLayout, RingPlace, Write
+from replay_server.storage import Copy, RingLayout, RingPlace, Write, prove_rows
 
 ALLOCATION_BYTES = 2 << 20
 """Smaller allocations may share a block, and a handle exports the whole block."""
@@ -59,7 +59,7 @@ class CudaRing:
 
     @classmethod
     def create(cls, ordinal: int, layout: RingLayout, *, runtime: CudaRuntime | None = None, copy_delay_s: float = 0.0) -> CudaRing:
-        """Takes the memory on device ``ordinal`` and zeroes the columns and proof cells (rows are read only once committed).
+        """Takes the memory on device ``ordinal``, zeroes the columns and proof cells (rows are read only once committed), proves the rows.
 
         Raises BudgetExceeded if the memory is not free, DeviceError for all else. ``copy_delay_s`` is for tests: each ticket stops on
         the stream for so long after the first half of its copies, so a reader who does not wait for the commit sees torn rows.
@@ -74,10 +74,16 @@ class CudaRing:
             runtime.synchronize()
             place = RingPlace("cuda", runtime.ipc_handle(address), device.uuid, alloc_bytes)
             staging_bytes = PROOF_STAGING_BYTES if layout.link is None else STAGING_BYTES
-            return cls(runtime, address, place, copy_delay_s, staging_bytes)
+            ring = cls(runtime, address, place, copy_delay_s, staging_bytes)
         except BaseException:
             runtime.deallocate(address)  # nobody has its handle yet
             raise
+        try:
+            prove_rows(layout, ring._write, lambda offset, n_bytes: runtime.read(address + offset, n_bytes))
+        except BaseException:
+            ring.discard()
+            raise
+        return ring
 
     def register(self, segment: Segment) -> str:
         reason = self._runtime.pin(segment.address, segment.n_bytes)
@@ -140,6 +146,12 @@ class CudaRing:
         """Closes and gives the memory back to the device: only where no other process has mapped it."""
         self.close()
         self._runtime.deallocate(self.address)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        """Before the first ticket: waits for the copy."""
+        ctypes.memmove(self._staging.address, content, len(content))
+        self._runtime.copy(self.address + offset, self._staging.address, len(content), self._stream)
+        self._runtime.synchronize(self._stream)
 
     def _can_launch(self, writes: Sequence[Write]) -> bool:
         return self._launched - self._completed < MAX_TICKETS and (not writes or self._staging.has_room(writes))

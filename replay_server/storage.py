@@ -15,10 +15,12 @@ docs/design.md, so an implementation has exactly one copy stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from replay_server_protocol.errors import DeviceError
 from replay_server_protocol.segment import Segment, align, segment_dir
 
 PROOF_CELLS = 64
@@ -65,6 +67,26 @@ class RingLayout:
     def proof_cell(self, ordinal: int) -> int:
         """Offset of the cell in which a learner's mapping is proved."""
         return self.proof + ordinal % PROOF_CELLS * PROOF_BYTES
+
+
+def prove_rows(layout: RingLayout, write: Callable[[int, bytes], None], read: Callable[[int, int], bytes]) -> None:
+    """Before a ring serves: writes its first, middle and last row, and only then reads them back, for offsets of too few bits make one row
+    of two. Takes and gives offsets in the allocation; the bytes are zeros afterwards. Raises DeviceError that names the row.
+    """
+    n_bytes = min(layout.stride, PROOF_BYTES)
+    rows = sorted({0, layout.ring_rows // 2, layout.ring_rows - 1})
+    patterns = {row: os.urandom(n_bytes) for row in rows}
+    for row, pattern in patterns.items():
+        write(row * layout.stride, pattern)
+    for row, pattern in patterns.items():
+        if read(row * layout.stride, n_bytes) != pattern:
+            raise DeviceError(
+                f"row {row:,} of {layout.ring_rows:,}, at byte {row * layout.stride:,}, reads back other bytes than were written: this "
+                "device can't hold so large a ring; lower --capacity, or serve with --storage host",
+                row=row,
+            )
+    for row in rows:
+        write(row * layout.stride, bytes(n_bytes))
 
 
 class Copy(NamedTuple):

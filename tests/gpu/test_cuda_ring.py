@@ -87,6 +87,17 @@ def test_a_ring_larger_than_the_gpu_is_refused_with_both_numbers_and_leaves_no_e
     bench.make(0)
 
 
+def test_a_ring_whose_rows_read_back_wrong_is_refused_and_gives_its_memory_back(
+    runtime: CudaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CudaRing.create(0, LAYOUT, runtime=runtime).discard()  # what the driver keeps is made
+    free_bytes = runtime.device(0).free_bytes
+    monkeypatch.setattr(runtime, "read", lambda address, n_bytes: bytes(n_bytes))
+    with pytest.raises(DeviceError, match="reads back other bytes"):
+        CudaRing.create(0, LAYOUT, runtime=runtime)
+    assert runtime.device(0).free_bytes == free_bytes
+
+
 def test_the_allocation_is_whole_blocks_and_its_handle_opens_in_another_process(bench: Bench) -> None:
     ring = bench.make(0)
     assert ring.device_bytes % ALLOCATION_BYTES == 0

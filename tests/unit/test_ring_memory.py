@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from conformance.ring_memory import LAYOUT, Bench, RingMemoryPromises
@@ -14,7 +14,7 @@ from replay_server_protocol.segment import Segment, segment_dir
 from replay_server.cpu_ring import CpuRing
 from replay_server.cuda_ring import STAGING_BYTES, _Staging
 from replay_server.cuda_runtime import probe_devices
-from replay_server.storage import RingMemory, Write
+from replay_server.storage import RingLayout, RingMemory, Write, prove_rows
 
 
 def read(ring: RingMemory, offset: int, n_bytes: int) -> bytes:
@@ -52,6 +52,33 @@ def test_the_name_stays_until_close_and_a_mapping_outlives_it(bench: Bench) -> N
     assert not path.exists()
     assert bytes(learner.bytes[:4]) == b"kept"
     learner.close()
+
+
+@pytest.mark.parametrize("ring_rows", [1, 2, 3, 1000])
+def test_first_middle_and_last_row_are_proved_and_left_as_zeros(ring_rows: int) -> None:
+    layout, written = RingLayout.of(ring_rows, 48, has_link=False, has_priority=False), dict[int, bytes]()
+    prove_rows(layout, written.__setitem__, lambda offset, n_bytes: written[offset])
+    assert written == {row * 48: bytes(48) for row in {0, ring_rows // 2, ring_rows - 1}}
+
+
+@pytest.mark.parametrize("kept", [lambda offset: offset & 2**31 - 1, lambda offset: min(offset, 2**31)])
+def test_a_device_whose_offsets_have_too_few_bits_is_refused_by_the_row(kept: Callable[[int], int]) -> None:
+    layout, memory = RingLayout.of(2**31 // 64 * 2 + 1, 64, has_link=False, has_priority=False), dict[int, bytes]()
+
+    def write(offset: int, content: bytes) -> None:
+        memory[kept(offset)] = content
+
+    with pytest.raises(DeviceError, match=r"reads back other bytes than were written.*lower --capacity") as refused:
+        prove_rows(layout, write, lambda offset, n_bytes: memory[kept(offset)])
+    assert refused.value.details["row"] in (0, layout.ring_rows // 2)
+
+
+def test_a_ring_that_can_not_be_proved_leaves_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuRing, "_read", lambda ring, offset, n_bytes: bytes(n_bytes))
+    run_id = f"test{time.monotonic_ns()}"
+    with pytest.raises(DeviceError):
+        CpuRing.create(run_id, LAYOUT)
+    assert not list(segment_dir().glob(f"*{run_id}*"))
 
 
 def test_host_storage_is_the_same_ring_under_its_own_name() -> None:
