@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from replay_server_protocol.codec import Codec, client_codec, server_codec
 from replay_server_protocol.errors import ProtocolViolation
@@ -87,6 +87,7 @@ def is_refused(codec: Codec[Any], packed: bytes) -> bool:
 def test_every_message_round_trips(cls: type[Any]) -> None:
     codec: Codec[Any] = client_codec if cls in get_args(ClientMessage) else server_codec
 
+    @settings(max_examples=40)
     @given(messages_of(cls))
     def round_trips(message: Any) -> None:
         again = codec.decode(codec.encode(message))

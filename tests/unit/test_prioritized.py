@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -126,9 +127,16 @@ def test_windows_over_several_blocks_draw_the_reference_rows(ring_rows: int, alp
                 assert torch.equal(ring.draw(7, alpha=alpha).seqs, ring.expect(7, alpha=alpha))
 
 
-@pytest.mark.parametrize("half_life_rows", [None, 1.0, 40.0, 1e12])
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("size", [1, 60, 1500])
+QUICK = {(1, 0.6, None), (60, 0.6, None), (60, 1.0, 40.0), (1500, 0.0, 1.0), (1500, 1.0, None), (1500, 0.6, 1e12)}
+
+
+@pytest.mark.parametrize(
+    ("size", "alpha", "half_life_rows"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+        for each in product((1, 60, 1500), (0.0, 0.6, 1.0), (None, 1.0, 40.0, 1e12))
+    ],
+)
 def test_each_row_comes_as_often_as_its_probability_says(size: int, alpha: float, half_life_rows: float | None) -> None:
     """Chi-square over the rows expected at least 10 times; five deviations. What has no mass is never drawn."""
     random = np.random.default_rng(size)
@@ -148,8 +156,8 @@ def test_each_row_comes_as_often_as_its_probability_says(size: int, alpha: float
     assert counts[~often].sum() <= expected[~often].sum() + 5 * math.sqrt(expected[~often].sum() + 1)
 
 
-@pytest.mark.parametrize("block_rows", [1, 4, 5, 64])
-@pytest.mark.parametrize("half_life_rows", [0.7, 3.0, 1e6])
+@pytest.mark.parametrize("block_rows", [pytest.param(1, marks=pytest.mark.slow), 4, 5, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("half_life_rows", [0.7, 3.0, pytest.param(1e6, marks=pytest.mark.slow)])
 def test_every_window_of_a_small_ring_is_biased_by_age(monkeypatch: pytest.MonkeyPatch, block_rows: int, half_life_rows: float) -> None:
     monkeypatch.setattr(prioritized, "_BLOCK_ROWS", block_rows)
     random = np.random.default_rng(block_rows)
