@@ -37,9 +37,12 @@ class Overlap:
 
     @classmethod
     def of(cls, events: list[Event]) -> Overlap:
-        updates = {event["args"]["tick"]: event for event in _spans(events, "update") if event["args"]["tick"] >= WARM_UP_TICKS}
+        numbered = {event["args"].get("tick", -1): event for event in _spans(events, "update")}
+        updates = {tick: event for tick, event in numbered.items() if tick >= WARM_UP_TICKS}
         if not updates:
-            raise SystemExit(f"this trace has no update after the {WARM_UP_TICKS} ticks of warm-up")
+            raise SystemExit(
+                f"this trace has no `update` with a `tick` after the {WARM_UP_TICKS} of warm-up; --read takes a trace of this script"
+            )
         boundaries = [event for event in _spans(events, "boundary") if event["args"]["number"] - 1 in updates]
         work = _by_tick(events)
         everything = [event for name in ("write", "copy", "commit", "gather") for event in _spans(events, name)]

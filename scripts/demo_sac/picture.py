@@ -26,7 +26,9 @@ def draw(record: Record, title: str, target: float, path: Path) -> None:
 
 def draw_curve(axes: Axes, record: Record, target: float) -> None:
     axes.plot(record.steps_at, record.returns, ".", color=GREY, alpha=0.6, label="episode")
-    by_step = dict(record.curve)  # lanes end their episodes together: the last mean of each step
+    by_step = dict(
+        sorted(dict(record.curve).items())
+    )  # lanes end their episodes together: the last mean of each step; collectors take turns
     axes.plot(list(by_step), list(by_step.values()), ".-", color=BLUE, linewidth=2, label=f"mean of the last {EPISODES_MEANT}")
     axes.axhline(target, color=ORANGE, linestyle="--", linewidth=1, label=f"target {target:g}")
     axes.set(title="Return", xlabel="environment steps", ylabel="undiscounted return of an episode")

@@ -61,7 +61,9 @@ def wait_in(call: str, name: str, run_dir: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("call", ["write", "flush", "sample", "wait_ready"])
+@pytest.mark.parametrize(
+    "call", ["write", pytest.param("flush", marks=pytest.mark.slow), "sample", pytest.param("wait_ready", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_a_wait_within_a_second(server: ServerProcess, children: Children, call: str) -> None:
     child = children.run(wait_in, call, server.name, str(server.run_dir))
     child.wait_for("waits")

@@ -257,7 +257,7 @@ def outcome_of_connect(name: str, run_dir: str, limit: int) -> str:
     return "attached"
 
 
-@pytest.mark.parametrize("limit", range(4, 15, 2))
+@pytest.mark.parametrize("limit", [4, 10, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (6, 8, 12, 14))])
 def test_a_client_that_may_open_too_few_files_says_so_and_the_server_serves_on(
     server: ServerProcess, children: Children, limit: int
 ) -> None:

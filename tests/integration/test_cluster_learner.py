@@ -142,6 +142,7 @@ def test_priorities_for_a_host_that_forgot_the_batch_are_counted_as_stale_and_dr
         assert learner.stale_updates(5.0) == 32
 
 
+@pytest.mark.slow
 def test_a_lost_sidecars_share_comes_from_the_rest_and_priorities_for_it_are_stale(start_server: Start, learn: Learn) -> None:
     servers = start_steps(start_server, "--columns", "link,priority")
     learner = learn(servers)

@@ -95,16 +95,16 @@ def test_it_starts_before_its_server(children: Children, run_dir: Path) -> None:
     assert exporter.stop() == 0
 
 
-@pytest.mark.parametrize("path", ["nope", "../cli.py", "page/index.html", "%2e%2e/web.py", "index.html/"])
-def test_other_addresses_are_not_there(exporter: ExporterProcess, path: str) -> None:
-    assert exporter.ask(path)[0] == 404
+def test_other_addresses_are_not_there(exporter: ExporterProcess) -> None:
+    for path in ("nope", "../cli.py", "page/index.html", "%2e%2e/web.py", "index.html/"):
+        assert exporter.ask(path)[0] == 404, path
 
 
-@pytest.mark.parametrize("query", ["after=-1", "after=x", "after=" + "9" * 400, "after=", "before=3"])
-def test_a_strange_question_gets_all_points(exporter: ExporterProcess, query: str) -> None:
+def test_a_strange_question_gets_all_points(exporter: ExporterProcess) -> None:
     exporter.wait("healthz", lambda answer: answer[0] == 200)
-    view = json.loads(exporter.ask(f"view?{query}")[1])
-    assert len(view["points"]) == view["next"] > 0
+    for query in ("after=-1", "after=x", "after=" + "9" * 400, "after=", "before=3"):
+        view = json.loads(exporter.ask(f"view?{query}")[1])
+        assert len(view["points"]) == view["next"] > 0, query
 
 
 def test_nothing_can_be_written(exporter: ExporterProcess) -> None:

@@ -62,7 +62,7 @@ def test_the_page_shows_charts_and_clients(server: ServerProcess, children: Chil
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [400, 1320])
+@pytest.mark.parametrize("width", [400, pytest.param(1320, marks=pytest.mark.slow)])
 def test_the_page_shows_that_there_is_no_server(children: Children, run_dir: Path, tmp_path: Path, width: int) -> None:
     exporter = spawn_exporter(children, "nobody", run_dir)
     exporter.wait("healthz", lambda answer: "nobody" in answer[1])

@@ -106,7 +106,7 @@ def transitions(steps: int, *, resets_take_a_step: bool) -> set[tuple[int, int, 
     return made
 
 
-@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("copy", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("form", SPACES)
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_rows_are_the_transitions_made_and_no_others(server: ServerProcess, mode: AutoresetMode, form: str, copy: bool) -> None:

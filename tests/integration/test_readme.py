@@ -54,7 +54,9 @@ def run(children: Children, folder: Path, *names: str) -> list[str]:
     return [child.output for child in started]
 
 
-@pytest.mark.parametrize("names", [TOGETHER, TOGETHER[::-1]], ids=["collector first", "learner first"])
+@pytest.mark.parametrize(
+    "names", [pytest.param(TOGETHER, id="collector first", marks=pytest.mark.slow), pytest.param(TOGETHER[::-1], id="learner first")]
+)
 def test_the_quick_start_collects_and_learns_in_any_order(
     spawned: ReplayServer, children: Children, tmp_path: Path, names: tuple[str, str]
 ) -> None:
