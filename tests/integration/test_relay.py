@@ -18,11 +18,12 @@ from replay_server_client.observer import Observer
 from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.delivery import Delivery
 from replay_server_client.ray.host_service import HostService
-from replay_server_client.ray.parcel import Answer, Asked, Bytes, Header
+from replay_server_client.ray.parcel import Answer, Asked, Bytes, Header, Sender, stripped
 from replay_server_client.request import Request
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ServerClosing, ServerGone
+from replay_server_protocol.messages import Publish
 from replay_server_protocol.schema import Schema
 from support.processes import Children
 from support.servers import ServerProcess, spawn_server
@@ -294,6 +295,26 @@ def test_what_was_not_credited_goes_to_the_sidecars_successor(children: Children
         node.close()
         calls.close()
         second.stop()
+
+
+def test_a_host_that_outlived_its_sidecar_takes_rows_of_the_next_ones_schema(children: Children, crash_dir: Path) -> None:
+    host = HostService("ring", str(crash_dir))
+    for schema in (SCHEMA, Schema.of({"marker": ("int32", ())})):
+        sidecar = spawn_server(children, crash_dir, "--capacity", "5000", "--slot-rows", "16", name="ring")
+        marker = np.zeros((4, schema.stride), np.uint8)
+        schema["marker"].view(marker)[:] = np.arange(4)
+        fields = stripped(Publish(1, 1, 1, 0, 4, 0, 0, 0, b"", []))
+        header = Header(f"session of {schema.stride}", 1, 1, Sender("collector", 1, True), fields, marker.size)
+        host.agree(schema.to_wire())  # makes the ring
+        with contextlib.suppress(ServerGone):  # the one before
+            host.deliver([header], marker.reshape(-1), schema.to_wire())
+        assert host.deliver([header], marker.reshape(-1), schema.to_wire()).through == {header.origin: 1}
+        assert markers(sidecar) == list(range(4))
+        if schema is SCHEMA:
+            sidecar.kill()
+            sidecar.child.wait()
+    host.close()
+    sidecar.stop()
 
 
 @pytest.mark.slow
