@@ -334,22 +334,24 @@ class Server:
             self._trace("revoke", now_ns, leases=len(expired))
 
     def _tell_revoked(self, lease: Lease, now_ns: int) -> None:
-        """At once the first time, then once a minute for each learner: one whose gathers are slow loses two a second."""
-        times = self._revocations.note(lease.session, now_ns)
-        if times is None:
-            return
+        """At once the first time, then once a minute for each learner: one whose gathers are slow loses two a second.
+
+        Nothing where it said bye since: what was granted just then it had no use for.
+        """
         learner = self.replay.sessions.find(lease.session)
-        silent_s = time.monotonic() - learner.heard_s if learner is not None else 0.0
+        times = self._revocations.note(lease.session, now_ns) if learner is not None else None
+        if learner is None or times is None:
+            return
         log.warning(
             "revoked lease %d of %s, and %d before it that were not told: it held seq %d to %d for %.0f ms (--lease) and was heard last "
             "%.1f s ago; its gather is too slow for its lease, or it is stopped",
             lease.lease,
-            learner or f"session {lease.session}, which has ended",
+            learner,
             times - 1,
             lease.tail,
             lease.committed,
             (now_ns - lease.opened_ns) / 1e6,
-            silent_s,
+            time.monotonic() - learner.heard_s,
         )
 
     def _trace(self, verb: str, begin_ns: int, **args: int) -> None:
