@@ -18,7 +18,7 @@ from replay_server_protocol.schema import Schema
 from replay_server_protocol.states import SessionEvent, SessionState
 from replay_server_protocol.trace import check_writable
 
-from replay_server.attach import AttachDesk, why_unlinked
+from replay_server.attach import AttachDesk
 from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
 from replay_server.descriptors import require_descriptors, require_threads
@@ -30,6 +30,7 @@ from replay_server.replay import Phase, Replay, Store
 from replay_server.requests import grant_of
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
+from replay_server.showing import why_unlinked
 from replay_server.snapshot.schedule import SnapshotSchedule
 from replay_server.stall_log import Repeats, StallLog
 from replay_server.status import StatusSocket
@@ -376,7 +377,7 @@ class Server:
                 log.warning("%s", line)
         self._tell_unlinked()
         if self._entrance.find_files(now_s):
-            self._desk.note_holders()
+            self._desk.showing.note_holders()
         if self._schedule is not None and self.replay.phase is not Phase.CLOSING:
             store = self.replay.store
             self._schedule.tend(now_s, has_rows=store is not None and store.ring.size > 0)
