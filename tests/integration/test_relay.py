@@ -237,6 +237,11 @@ def test_one_collectors_rows_fill_four_chunks_of_a_mebibyte_on_their_way(crash_d
         node.close()
 
 
+def test_a_collector_that_asks_for_slots_read_in_place_is_refused_by_a_forwarder(node: Node) -> None:
+    with pytest.raises(AttachRefused, match="copies these slots to another node; collect on the node of the ring"):
+        Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, require_zero_copy=True)
+
+
 def test_learners_and_observers_are_sent_where_the_ring_is(node: Node) -> None:
     with pytest.raises(AttachRefused, match="has no ring"):
         Learner.connect("node", run_dir=node.run_dir, device="cpu")
