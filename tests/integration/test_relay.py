@@ -191,6 +191,7 @@ class HeldCalls:
 
     def __init__(self, options: dict[str, object]) -> None:
         self.sizes: list[int] = []
+        self.has_one = threading.Event()
         self.has_four = threading.Event()
         self.is_held = True
         self._options = options
@@ -205,6 +206,7 @@ class HeldCalls:
         answer = Answer({header.origin: header.number for header in headers}, 1, 0)
         if self.is_held:
             self._held.append((answered, answer))
+            self.has_one.set()
             if len(self._held) == 4:
                 self.has_four.set()
         else:
@@ -226,7 +228,9 @@ def test_one_collectors_rows_fill_four_chunks_of_a_mebibyte_on_their_way(crash_d
     node = Node(crash_dir, calls, Delivery(linger_s=60), ahead_bytes=4 << 20, depth=2)
     try:
         with Collector.connect("node", run_dir=crash_dir, schema=schema) as collector:
-            collector.write({"frame": np.zeros((8 * 512, 1024), np.uint8)}, timeout=20)
+            collector.write({"frame": np.zeros((512, 1024), np.uint8)}, timeout=20)
+            assert calls.has_one.wait(20)
+            collector.write({"frame": np.zeros((7 * 512, 1024), np.uint8)}, timeout=20)
             assert collector.statistics().depth == 8
             assert calls.has_four.wait(20)
             assert calls.sizes == [1 << 19, 1 << 20, 1 << 20, 1 << 20], "the first goes at once, since nothing is on its way"
