@@ -1,11 +1,10 @@
-"""How clients come and go: HELLO to a mapped segment or a proved ring, and what is let go of when a session ends."""
+"""How clients come and go: HELLO to a mapped segment or a ring that is shown, and what is let go of when a session ends."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,22 +18,10 @@ from replay_server_protocol.errors import (
     SchemaMismatch,
     ServerClosing,
 )
-from replay_server_protocol.messages import (
-    MAX_TEXT,
-    PROTOCOL_VERSION,
-    Challenge,
-    Hello,
-    Mapped,
-    Proof,
-    Proved,
-    Refused,
-    RingAt,
-    SegmentLent,
-    Welcome,
-)
+from replay_server_protocol.messages import MAX_TEXT, PROTOCOL_VERSION, Hello, Mapped, Refused, SegmentLent, Welcome
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.segment import Segment, align, segment_dir, segment_name
+from replay_server_protocol.segment import Segment, align, segment_name
 from replay_server_protocol.states import SessionEvent, SessionState
 
 from replay_server.budget import check_slots, free_host_bytes
@@ -42,11 +29,10 @@ from replay_server.config import slot_rows_for
 from replay_server.credit import Credits
 from replay_server.descriptors import check_descriptors
 from replay_server.replay import Phase, Replay, Store
-from replay_server.run_directory import RingHolder
 from replay_server.saved.manifest import Manifest
 from replay_server.sessions import CollectorSession, MappingSession, Session
+from replay_server.showing import Showing
 from replay_server.snapshot.restoration import Restoration
-from replay_server.storage import PROOF_BYTES
 from replay_server.store import finite_fields, make_store
 
 log = logging.getLogger("replay_server")
@@ -67,7 +53,7 @@ class AttachDesk:
         self._pending_schema: Schema | None = None
         self._tell_refused_at_s = 0.0
         self._untold = 0
-        self._proofs = 0
+        self.showing = Showing(replay, self.refuse)
         self._restoration: Restoration | None = None
 
     def greet(self, identity: bytes, hello: Hello, now_s: float) -> None:
@@ -93,7 +79,7 @@ class AttachDesk:
         if isinstance(session, CollectorSession):
             self._serve_collector(session)
         elif isinstance(session, MappingSession):
-            self._show_ring(session)
+            self.showing.show(session)
         else:
             session.happen(SessionEvent.MAPPED)
 
@@ -113,28 +99,6 @@ class AttachDesk:
             self._replay.counters.rows_published += message.rows_lost  # by the same collector, to a generation that is gone
             session.segment.unlink()
             session.happen(SessionEvent.MAPPED)
-
-    def prove(self, session: MappingSession, proof: Proof) -> None:
-        """Checks a pattern read back; a second one follows the first, so that a stale or lucky mapping is found out."""
-        store = self._replay.store
-        if store is None or session.pattern is None or proof.step != session.proof_step:
-            return
-        if proof.pattern != session.pattern:
-            error = AttachRefused(
-                f"{session.hello.role} {session.name!r} maps the ring but reads other bytes than the server wrote: "
-                f"shared {store.memory.place.storage} memory doesn't work between these two processes (containers, WSL and virtual "
-                "machines can do this); "
-                "use --storage host or --device cpu"
-            )
-            self.refuse(session, "Proof", error)
-            return
-        session.proof_step, session.transport = session.proof_step + 1, proof.transport
-        if session.is_proved:
-            session.happen(SessionEvent.MAPPED)
-            self.note_holders()
-            self._replay.send(session, Proved(session.token, self._replay.generation))
-        else:
-            self._write_pattern(session, store)
 
     def refuse(self, session: Session, about: str, error: ReplayError) -> None:
         """Ends a session that can't go on, saying why."""
@@ -161,7 +125,7 @@ class AttachDesk:
         if isinstance(session, CollectorSession):
             self.let_go(session)
         elif isinstance(session, MappingSession):
-            self.note_holders()
+            self.showing.note_holders()
         log.info("ended %s: %s", session, why)
 
     def let_go(self, collector: CollectorSession) -> None:
@@ -244,7 +208,7 @@ class AttachDesk:
         replay.store = store
         replay.phase = Phase.SERVING
         for client in replay.sessions.of(MappingSession):
-            self._show_ring(client)
+            self.showing.show(client)
 
     def why_no_ring(self) -> str:
         """What a client waits for that has no ring yet."""
@@ -369,68 +333,3 @@ class AttachDesk:
                 session.copied_as[:MAX_TEXT],
             ),
         )
-
-    def _show_ring(self, session: MappingSession) -> None:
-        store = self._replay.store
-        if store is None or session.proof_step:
-            return
-        if session.hello.schema is not None:
-            try:
-                different = store.schema.differences(Schema.from_wire(session.hello.schema))
-            except SchemaMismatch as error:
-                different = str(error)
-            if different:
-                self.refuse(
-                    session, "Hello", SchemaMismatch(f"the {session.hello.role} expects another schema than the ring's: {different}")
-                )
-                return
-        if store.memory.place.segments_unlinked:
-            self.refuse(session, "Hello", AttachRefused(why_unlinked(store)))
-            return
-        session.proof_step, session.proof_number = 1, self._proofs
-        self._proofs += 1
-        self._write_pattern(session, store)
-
-    def _write_pattern(self, session: MappingSession, store: Store) -> None:
-        pattern = secrets.token_bytes(PROOF_BYTES)
-
-        def tell() -> None:
-            session.pattern = pattern
-            if session.state is not SessionState.ENDED:
-                is_first = session.proof_step == 1
-                self._replay.send(session, self._ring_at(session, store) if is_first else Challenge(session.token, self._replay.generation))
-
-        store.ingress.write(store.plan.layout.proof_cell(session.proof_number), pattern, tell)
-
-    def _ring_at(self, session: MappingSession, store: Store) -> RingAt:
-        place, layout = store.memory.place, store.plan.layout
-        return RingAt(
-            session.token,
-            self._replay.generation,
-            place.storage,
-            place.handle,
-            place.device_uuid,
-            place.alloc_bytes,
-            store.ring.ring_rows,
-            store.ring.capacity,
-            store.schema.to_wire(),
-            layout.link,
-            layout.priority,
-            layout.overlay,
-            layout.proof_cell(session.proof_number),
-        )
-
-    def note_holders(self) -> None:
-        """Writes down who maps the ring, for the next server of this name."""
-        proved = [learner for learner in self._replay.sessions.of(MappingSession) if learner.is_proved]
-        holders = [RingHolder(s.hello.pid, s.hello.start_ticks, s.name, self._replay.generation) for s in proved]
-        self._replay.directory.note_holders([*holders, *self._replay.directory.living_earlier_holders()])
-
-
-def why_unlinked(store: Store) -> str:
-    """For people, of a ring whose name is gone while it is mapped."""
-    return (
-        f"the ring's segment {store.memory.place.handle.decode()} was removed from {segment_dir()} while the server runs: "
-        "who has mapped it goes on, nobody else can map it; restart the server. "
-        "systemd-logind removes such files when their user logs out (RemoveIPC=yes): serve as a system user, or set RemoveIPC=no"
-    )

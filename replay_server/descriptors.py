@@ -10,12 +10,15 @@ limit ────────────────────────�
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 from dataclasses import dataclass
 
 from replay_server_protocol.errors import AttachRefused, InvalidRequest
 from replay_server_protocol.process import can_start_threads
+
+log = logging.getLogger("replay_server")
 
 OF_A_CLIENT = 4
 """Its connection, its pidfd, its slots, and one more while they are made."""
@@ -24,6 +27,8 @@ _OWN = 28
 """Sockets, their threads and the lock, and what a device opens."""
 _THREADS = 4
 """libzmq's two, and what a device starts."""
+_LEAST_SAFE = 1024
+"""libzmq accepts hundreds of connections in the milliseconds in which a busy machine doesn't run the loop, which shuts the doors."""
 _LEAST_RESERVE, _LARGEST_RESERVE = 32, 2048
 
 
@@ -89,6 +94,13 @@ def require_descriptors() -> None:
     needed = room.used() + _OWN + OF_A_CLIENT + room.reserve
     if needed > room.limit:
         raise InvalidRequest(f"the server may open {room.limit} files and needs {needed} at least: raise the limit (ulimit -n)")
+    if room.limit < _LEAST_SAFE:
+        log.warning(
+            "the server may open %d files, below %d: hundreds of clients that connect at once may end it; raise the hard limit "
+            "(ulimit -Hn, LimitNOFILE=, docker --ulimit nofile)",
+            room.limit,
+            _LEAST_SAFE,
+        )
 
 
 def require_threads() -> None:

@@ -73,7 +73,7 @@ class Dispatch:
             "collector": {**of_all, Mapped: desk.mapped, Publish: self._publish},
             "learner": {
                 **of_all,
-                Proof: desk.prove,
+                Proof: desk.showing.prove,
                 Sample: self._sample,
                 Release: self._release,
                 Unused: self._refund,
@@ -82,7 +82,7 @@ class Dispatch:
                 MailWritten: self._finish_mail,
                 Observe: self._observe,
             },
-            "observer": {**of_all, Proof: desk.prove, Observe: self._observe, Release: self._end_look, Capture: self._capture},
+            "observer": {**of_all, Proof: desk.showing.prove, Observe: self._observe, Release: self._end_look, Capture: self._capture},
             "admin": {**of_all, Admin: self._administer},
         }
 

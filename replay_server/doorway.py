@@ -13,6 +13,7 @@ Connections that stand notice neither.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -32,14 +33,13 @@ class Doorway:
         self.path = path
         self.is_shut = False
         unseen = path.with_suffix(".shut")
-        self._blind = _listen_at(unseen)
-        unseen.unlink()
+        self._blind, _ = _listen_at(unseen)
+        unseen.unlink(missing_ok=True)
         try:
-            self._listening = _listen_at(path)
+            self._listening, self._inode = _listen_at(path)
         except BaseException:
             self._blind.close()
             raise
-        self._inode = os.stat(path).st_ino
         self._number = -1
 
     def fileno(self) -> int:
@@ -85,21 +85,23 @@ class Doorway:
         Raises InvalidRequest if there can be none.
         """
         self.open()
-        with _listen_at(self.path) as listening:
+        listening, self._inode = _listen_at(self.path)
+        with listening:
             os.dup2(listening.fileno(), self._listening.fileno(), inheritable=False)
-        self._inode = os.stat(self.path).st_ino
         self.lead_to(bound)
 
     def close(self) -> None:
         """Before ``bound`` is closed. Removes ``path`` unless it is another server's by now."""
         self.open()
         if self.is_there():
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # whoever may not write there any more leaves it to the next server
+                self.path.unlink()
         self._listening.close()
         self._blind.close()
 
 
-def _listen_at(path: Path) -> socket.socket:
+def _listen_at(path: Path) -> tuple[socket.socket, int]:
+    """The socket and the inode of ``path``: looked at here, since whoever removes it may do so at any moment."""
     listening = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
@@ -107,9 +109,10 @@ def _listen_at(path: Path) -> socket.socket:
         listening.bind(str(path))
         listening.listen(_BACKLOG)
         listening.setblocking(False)
+        inode = os.stat(path).st_ino
     except OSError as error:
         listening.close()
         raise InvalidRequest(f"{path} can't be bound: {error.strerror}; free space there, or choose another --run-dir") from error
     finally:
         os.umask(before)
-    return listening
+    return listening, inode

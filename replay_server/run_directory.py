@@ -106,7 +106,8 @@ class RunDirectory:
         self.swept += sweep_segments(self.run_id)
         if self.is_held():  # else they are those of another server of this name
             for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # somebody may have made a directory of its name: the server's end is in good order
+                    path.unlink()
         os.close(self._lock_fd)
         if self._is_made_here:
             with contextlib.suppress(OSError):  # another server's files are in it
@@ -137,7 +138,10 @@ def _make_private(endpoints: Endpoints) -> bool:
 
 
 def _check_private(run_dir: Path) -> None:
-    status = os.lstat(run_dir)
+    try:
+        status = os.lstat(run_dir)
+    except OSError as error:  # removed since it was seen
+        raise InvalidRequest(f"run directory {run_dir} can't be looked at: {error.strerror}; choose another --run-dir") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise InvalidRequest(f"run directory {run_dir} must be a directory of uid {os.getuid()}; choose another --run-dir")
     if status.st_mode & 0o077:

@@ -18,7 +18,7 @@ from replay_server_protocol.schema import Schema
 from replay_server_protocol.states import SessionEvent, SessionState
 from replay_server_protocol.trace import check_writable
 
-from replay_server.attach import AttachDesk, why_unlinked
+from replay_server.attach import AttachDesk
 from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
 from replay_server.descriptors import require_descriptors, require_threads
@@ -30,6 +30,7 @@ from replay_server.replay import Phase, Replay, Store
 from replay_server.requests import grant_of
 from replay_server.run_directory import RunDirectory
 from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
+from replay_server.showing import why_unlinked
 from replay_server.snapshot.schedule import SnapshotSchedule
 from replay_server.stall_log import Repeats, StallLog
 from replay_server.status import StatusSocket
@@ -334,22 +335,24 @@ class Server:
             self._trace("revoke", now_ns, leases=len(expired))
 
     def _tell_revoked(self, lease: Lease, now_ns: int) -> None:
-        """At once the first time, then once a minute for each learner: one whose gathers are slow loses two a second."""
-        times = self._revocations.note(lease.session, now_ns)
-        if times is None:
-            return
+        """At once the first time, then once a minute for each learner: one whose gathers are slow loses two a second.
+
+        Nothing where it said bye since: what was granted just then it had no use for.
+        """
         learner = self.replay.sessions.find(lease.session)
-        silent_s = time.monotonic() - learner.heard_s if learner is not None else 0.0
+        times = self._revocations.note(lease.session, now_ns) if learner is not None else None
+        if learner is None or times is None:
+            return
         log.warning(
             "revoked lease %d of %s, and %d before it that were not told: it held seq %d to %d for %.0f ms (--lease) and was heard last "
             "%.1f s ago; its gather is too slow for its lease, or it is stopped",
             lease.lease,
-            learner or f"session {lease.session}, which has ended",
+            learner,
             times - 1,
             lease.tail,
             lease.committed,
             (now_ns - lease.opened_ns) / 1e6,
-            silent_s,
+            time.monotonic() - learner.heard_s,
         )
 
     def _trace(self, verb: str, begin_ns: int, **args: int) -> None:
@@ -374,7 +377,7 @@ class Server:
                 log.warning("%s", line)
         self._tell_unlinked()
         if self._entrance.find_files(now_s):
-            self._desk.note_holders()
+            self._desk.showing.note_holders()
         if self._schedule is not None and self.replay.phase is not Phase.CLOSING:
             store = self.replay.store
             self._schedule.tend(now_s, has_rows=store is not None and store.ring.size > 0)

@@ -75,9 +75,9 @@ class Collector:
 
         ``lanes`` environments are interleaved in every ``write``. ``timeout`` is also the default of later waits; ``counted=False``
         keeps the rows out of samples-per-insert; ``trace`` records writes, waits for credit and publishes. With ``require_zero_copy``
-        slots that the server's GPU can't read in place, since they can't be pinned, are refused by AttachRefused. Waits for a server;
-        raises ServerGone if none came, ReplayTimeout if its ring did not, and what the server refused: SchemaMismatch, BudgetExceeded,
-        AttachRefused.
+        slots that are not read in place, since they can't be pinned or lie on another node, are refused by AttachRefused. Waits for a
+        server; raises ServerGone if none came, ReplayTimeout if its ring did not, and what the server refused: SchemaMismatch,
+        BudgetExceeded, AttachRefused.
         """
         if not isinstance(schema, Schema):
             raise SchemaMismatch(f"schema={shown(schema)}: make one with Schema.of(...)")

@@ -65,6 +65,8 @@ class CollectorHello:
 
 Missing = Literal["ring", "credit", "gpu"]
 """What a wait is for: the first two the server can explain."""
+_NOT_IN_PLACE = {"pageable": "raise its limit on locked memory (ulimit -l)", "to another node": "collect on the node of the ring"}
+"""How slots are copied that the ring's device doesn't read where they lie, as ``copied_as`` begins, and what to do about it."""
 
 
 class Ingress:
@@ -208,10 +210,11 @@ class Ingress:
         differences = self._hello.schema.differences(Schema.from_wire(lent.schema))
         if differences:
             raise SchemaMismatch(f"the ring of server {connection.endpoints.name!r} has another schema: {differences}")
-        if self._require_zero_copy and lent.copied_as.startswith("pageable"):
+        if self._require_zero_copy and lent.copied_as.startswith(tuple(_NOT_IN_PLACE)):
+            remedy = next(remedy for way, remedy in _NOT_IN_PLACE.items() if lent.copied_as.startswith(way))
             raise AttachRefused(
-                f"require_zero_copy: server {connection.endpoints.name!r} copies these slots {lent.copied_as}; raise its limit on locked "
-                "memory (ulimit -l), or do without require_zero_copy"
+                f"require_zero_copy: server {connection.endpoints.name!r} copies these slots {lent.copied_as}; {remedy}, or do without "
+                "require_zero_copy"
             )
         self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy)
         connection.send(Mapped(connection.session, connection.generation, self._rows_to_tell(connection.generation)))

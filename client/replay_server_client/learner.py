@@ -13,9 +13,7 @@ from typing import Self, Unpack
 
 import torch
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, SchemaMismatch, ServerClosing, shown
-from replay_server_protocol.messages import PROTOCOL_VERSION, Hello
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerClosing, shown
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import Trace
 from torch import Tensor
@@ -27,43 +25,16 @@ from replay_server_client.connection import Connection
 from replay_server_client.conversation import LOOKOUT
 from replay_server_client.deadline import Deadline
 from replay_server_client.engine import Engine
+from replay_server_client.learner_hello import LearnerHello, check_flags, check_options, default_name
 from replay_server_client.look import Rows, Selection
 from replay_server_client.lookout import Lookout
 from replay_server_client.mapping import check_device, device_uuid
 from replay_server_client.observer import look_at
 from replay_server_client.probe import Probe
-from replay_server_client.request import Request, RequestOptions, Seeds, is_count
+from replay_server_client.request import Request, RequestOptions, Seeds
 from replay_server_client.sampler import Sampler
 from replay_server_client.scalars import scalars
 from replay_server_client.status import query
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerHello:
-    """Makes the HELLO of each attach. Apart from the learner, which its connection must not keep alive."""
-
-    name: str
-    device_uuid: str | None
-    schema: Schema | None
-    run_id: str | None
-
-    def __call__(self, nonce: int) -> Hello:
-        me = ProcessIdentity.current()
-        return Hello(
-            version=PROTOCOL_VERSION,
-            nonce=nonce,
-            role="learner",
-            name=self.name,
-            pid=me.pid,
-            start_ticks=me.start_ticks,
-            pid_namespace=pid_namespace(),
-            run_id=self.run_id,
-            schema=self.schema.to_wire() if self.schema is not None else None,
-            lanes=0,
-            counted=False,
-            rows_lost=0,
-            device_uuid=self.device_uuid,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +113,8 @@ class Learner:
 
         Raises ServerGone when none answers within ``timeout`` seconds, AttachRefused or SchemaMismatch when it refuses, InvalidRequest.
         """
-        _check_options(seed, prefetch, compile, schema, run_id, trace)
-        _check_flags(reattach=reattach, require_zero_copy=require_zero_copy)
+        check_options(seed, prefetch, compile, schema, run_id, trace)
+        check_flags(reattach=reattach, require_zero_copy=require_zero_copy)
         learner_name = check_name(default_name() if name is None else name, "learner name")
         hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"learner {learner_name}")
@@ -392,34 +363,6 @@ class Learner:
         sampler = engine.register(lambda ordinal: Sampler(engine, ordinal, request, seeds, prefetch, how))
         self._samplers.append(sampler)
         return sampler
-
-
-def default_name() -> str:
-    """A learner's name where none is given."""
-    rank = os.environ.get("RANK", "")
-    return f"rank{rank}" if rank.isdecimal() else "learner"
-
-
-def _check_options(seed: object, prefetch: int, compiles: object, schema: object, run_id: str | None, trace: object) -> None:
-    """Raises InvalidRequest, or SchemaMismatch, naming the argument of ``connect`` that can't be."""
-    if not isinstance(seed, int):
-        raise InvalidRequest(f"seed={shown(seed)}: an integer")
-    if not is_count(prefetch, 0) or prefetch > 16:
-        raise InvalidRequest(f"prefetch={shown(prefetch)}: batches made ready ahead, 0 to 16")
-    if not isinstance(compiles, bool):
-        raise InvalidRequest(f"compile={compiles!r}: True or False")
-    if schema is not None and not isinstance(schema, Schema):
-        raise SchemaMismatch(f"schema={shown(schema)}: make one with Schema.of(...)")
-    if run_id is not None:
-        check_name(run_id, "run_id")
-    if trace is not None and not isinstance(trace, Trace):
-        raise InvalidRequest(f"trace={shown(trace)}: a Trace, or None")
-
-
-def _check_flags(**flags: object) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise InvalidRequest(f"{name}={shown(value)}: True or False")
 
 
 def _hosted(arrays: Mapping[str, object]) -> Mapping[str, object]:

@@ -35,7 +35,8 @@ from replay_server_client.batch import Batch
 from replay_server_client.deadline import Deadline
 from replay_server_client.draw import request_key
 from replay_server_client.joint import Joint
-from replay_server_client.learner import Learner, LearnerStatistics, default_name
+from replay_server_client.learner import Learner, LearnerStatistics
+from replay_server_client.learner_hello import default_name
 from replay_server_client.mapping import check_device
 from replay_server_client.multi_batch import MassReader, MultiBatch, Origin
 from replay_server_client.request import Request, RequestOptions, with_masses

@@ -16,7 +16,7 @@ from support.servers import ServerProcess
 
 CLIENTS: dict[str, Callable[[ServerProcess], Any]] = {
     "ingress": lambda server: Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir),
-    "learner": lambda server: Learner.connect(server.name, device="cpu", run_dir=server.run_dir),
+    "learner_hello": lambda server: Learner.connect(server.name, device="cpu", run_dir=server.run_dir),
     "admin": lambda server: Admin.connect(server.name, run_dir=server.run_dir),
 }
 

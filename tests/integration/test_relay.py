@@ -18,11 +18,12 @@ from replay_server_client.observer import Observer
 from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.delivery import Delivery
 from replay_server_client.ray.host_service import HostService
-from replay_server_client.ray.parcel import Answer, Asked, Bytes, Header
+from replay_server_client.ray.parcel import Answer, Asked, Bytes, Header, Sender, stripped
 from replay_server_client.request import Request
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ServerClosing, ServerGone
+from replay_server_protocol.messages import Publish
 from replay_server_protocol.schema import Schema
 from support.processes import Children
 from support.servers import ServerProcess, spawn_server
@@ -190,6 +191,7 @@ class HeldCalls:
 
     def __init__(self, options: dict[str, object]) -> None:
         self.sizes: list[int] = []
+        self.has_one = threading.Event()
         self.has_four = threading.Event()
         self.is_held = True
         self._options = options
@@ -204,6 +206,7 @@ class HeldCalls:
         answer = Answer({header.origin: header.number for header in headers}, 1, 0)
         if self.is_held:
             self._held.append((answered, answer))
+            self.has_one.set()
             if len(self._held) == 4:
                 self.has_four.set()
         else:
@@ -225,7 +228,9 @@ def test_one_collectors_rows_fill_four_chunks_of_a_mebibyte_on_their_way(crash_d
     node = Node(crash_dir, calls, Delivery(linger_s=60), ahead_bytes=4 << 20, depth=2)
     try:
         with Collector.connect("node", run_dir=crash_dir, schema=schema) as collector:
-            collector.write({"frame": np.zeros((8 * 512, 1024), np.uint8)}, timeout=20)
+            collector.write({"frame": np.zeros((512, 1024), np.uint8)}, timeout=20)
+            assert calls.has_one.wait(20)
+            collector.write({"frame": np.zeros((7 * 512, 1024), np.uint8)}, timeout=20)
             assert collector.statistics().depth == 8
             assert calls.has_four.wait(20)
             assert calls.sizes[0] in (1 << 19, 1 << 20), "the first goes at once, since nothing is on its way"
@@ -235,6 +240,11 @@ def test_one_collectors_rows_fill_four_chunks_of_a_mebibyte_on_their_way(crash_d
         assert sum(calls.sizes) == 4 << 20
     finally:
         node.close()
+
+
+def test_a_collector_that_asks_for_slots_read_in_place_is_refused_by_a_forwarder(node: Node) -> None:
+    with pytest.raises(AttachRefused, match="copies these slots to another node; collect on the node of the ring"):
+        Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, require_zero_copy=True)
 
 
 def test_learners_and_observers_are_sent_where_the_ring_is(node: Node) -> None:
@@ -296,6 +306,26 @@ def test_what_was_not_credited_goes_to_the_sidecars_successor(children: Children
         node.close()
         calls.close()
         second.stop()
+
+
+def test_a_host_that_outlived_its_sidecar_takes_rows_of_the_next_ones_schema(children: Children, crash_dir: Path) -> None:
+    host = HostService("ring", str(crash_dir))
+    for schema in (SCHEMA, Schema.of({"marker": ("int32", ())})):
+        sidecar = spawn_server(children, crash_dir, "--capacity", "5000", "--slot-rows", "16", name="ring")
+        marker = np.zeros((4, schema.stride), np.uint8)
+        schema["marker"].view(marker)[:] = np.arange(4)
+        fields = stripped(Publish(1, 1, 1, 0, 4, 0, 0, 0, b"", []))
+        header = Header(f"session of {schema.stride}", 1, 1, Sender("collector", 1, True), fields, marker.size)
+        host.agree(schema.to_wire())  # makes the ring
+        with contextlib.suppress(ServerGone):  # the one before
+            host.deliver([header], marker.reshape(-1), schema.to_wire())
+        assert host.deliver([header], marker.reshape(-1), schema.to_wire()).through == {header.origin: 1}
+        assert markers(sidecar) == list(range(4))
+        if schema is SCHEMA:
+            sidecar.kill()
+            sidecar.child.wait()
+    host.close()
+    sidecar.stop()
 
 
 @pytest.mark.slow

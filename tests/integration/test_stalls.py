@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from replay_server_client import Collector, Learner, ReplayTimeout, Schema, ServerGone
+from replay_server_protocol.messages import Bye
 from support.freeze import frozen
 from support.markers import MARKERS, marker_steps
 from support.processes import Child, Children
@@ -189,3 +190,17 @@ def test_revoked_leases_are_told_at_once_and_then_once_a_minute(start_server: Ca
         told = lines_of(server, "revoked lease")
         assert len(told) == 1, told
         assert "it held seq 0 to 64 for" in told[0]
+
+
+def test_a_lease_that_outlives_its_learners_bye_is_revoked_without_a_word(start_server: Callable[..., ServerProcess]) -> None:
+    from support.raw_client import RawLearner
+
+    server = start_server("--capacity", "64", "--slot-rows", "16", "--lease", "0.1")
+    with Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector:
+        collector.write({"mark": np.arange(64)})
+        collector.flush()
+    with RawLearner(server.endpoints) as learner:
+        learner.grant(1)
+        learner.send(Bye)
+    wait_report(server, lambda report: report["counters"]["leases_revoked"] == 1)
+    assert lines_of(server, "revoked lease") == []

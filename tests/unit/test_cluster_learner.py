@@ -204,6 +204,18 @@ def test_priorities_go_back_to_the_shard_of_each_row_and_late_ones_are_counted(h
         learner.update_priorities(learner.sample(8), [1.0] * 8)
 
 
+def test_what_a_host_refused_is_raised_once_and_the_answers_behind_it_still_count(hosts: dict[str, FakeHost]) -> None:
+    learner = ClusterLearner(hosts, prefetch=False)
+    refused: Future[int] = Future()
+    refused.set_exception(InvalidRequest("refused by the host"))
+    hosts["b"].stale = 3
+    learner._updates.append((refused, 1))
+    learner.update_priorities(learner.sample(64, by="priority"), [1.0] * 64)
+    with pytest.raises(InvalidRequest, match="refused by the host"):
+        learner.stale_updates()
+    assert learner.stale_updates() == 3
+
+
 def test_what_is_not_there_over_several_nodes_is_refused_by_name(hosts: dict[str, FakeHost]) -> None:
     learner = ClusterLearner(hosts)
     with pytest.raises(InvalidRequest, match="max_age_rows"):

@@ -24,3 +24,12 @@ def test_without_proc_what_can_be_opened_is_tried(monkeypatch: pytest.MonkeyPatc
     assert room.reserve < room.free() < 2 * room.limit
     descriptors.check_descriptors()
     descriptors.require_descriptors()
+
+
+@pytest.mark.parametrize(("limit", "is_told"), [(512, True), (1024, False)])
+def test_a_limit_below_which_a_burst_of_connections_may_end_the_server_is_told(
+    limit: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("replay_server.descriptors.Room.of_this_process", lambda: Room.of_limit(limit))
+    descriptors.require_descriptors()
+    assert ("that connect at once may end it" in caplog.text) is is_told

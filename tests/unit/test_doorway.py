@@ -74,6 +74,20 @@ def test_made_again_it_lets_in_newcomers_and_keeps_who_was_inside(context: zmq.C
         assert is_heard(inside, door)
 
 
+def test_removed_again_as_it_is_made_it_says_so_and_is_made_by_the_next_call(
+    context: zmq.Context[zmq.Socket[bytes]], door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door.way.path.unlink()
+    with monkeypatch.context() as racing:
+        racing.setattr(socket.socket, "listen", lambda listening, backlog: door.way.path.unlink())
+        with pytest.raises(InvalidRequest, match="can't be bound"):
+            door.way.renew(door.socket)
+    assert not door.way.is_there()
+    door.way.renew(door.socket)
+    with knock(context, door) as newcomer:
+        assert is_heard(newcomer, door)
+
+
 def test_closed_it_leaves_nothing_and_takes_no_other_servers_socket(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path) -> None:
     path = run_dir / "door"
     first = open_door(context, path, 1024, 16, 16)

@@ -62,6 +62,15 @@ def test_release_leaves_nothing_and_frees_the_name(endpoints: Endpoints) -> None
     RunDirectory.claim(endpoints).release()
 
 
+def test_a_directory_in_the_place_of_a_file_stays_and_the_name_is_free_all_the_same(endpoints: Endpoints) -> None:
+    first = RunDirectory.claim(endpoints)
+    endpoints.control_path.mkdir()
+    endpoints.status_path.touch()
+    first.release()
+    assert os.listdir(endpoints.run_dir) == [endpoints.control_path.name]
+    RunDirectory.claim(endpoints).release()
+
+
 def test_a_directory_that_was_there_or_that_others_use_stays(endpoints: Endpoints) -> None:
     first = RunDirectory.claim(endpoints)
     second = RunDirectory.claim(Endpoints.resolve("two", endpoints.run_dir))

@@ -31,7 +31,7 @@ class Intake:
         self.parts_repeated = 0
         self.generation = 0
         self._endpoints = endpoints
-        self._schema: Schema | None = None
+        self._schema: tuple[dict[str, object], Schema] | None = None
         self._outlets: dict[str, Outlet] = {}
         self._taken = Origins()
 
@@ -41,11 +41,9 @@ class Intake:
         Raises ServerGone while there is no sidecar, and what the sidecar refuses.
         """
         deadline = Deadline(timeout_s)
-        if self._schema is None:
-            self._schema = Schema.from_wire(schema)
         self.close_idle()
         try:
-            awaited = self._publish(headers, rows, deadline)
+            awaited = self._publish(headers, rows, self._schema_of(schema), deadline)
         except ServerGone:
             self.forget_all()
             raise
@@ -63,7 +61,7 @@ class Intake:
         self._drop(list(self._outlets))
         self._taken = Origins()
 
-    def _publish(self, headers: Sequence[Header], rows: Bytes, deadline: Deadline) -> set[str]:
+    def _publish(self, headers: Sequence[Header], rows: Bytes, schema: Schema, deadline: Deadline) -> set[str]:
         """Returns the origins whose commits are worth waiting for: not those that stopped, or come before their turn."""
         at, stopped, awaited = 0, set[str](), set[str]()
         for header in headers:
@@ -74,7 +72,7 @@ class Intake:
                 awaited.add(header.origin)
             if turn is not Turn.NEXT or header.origin in stopped:
                 continue
-            if self._outlet(header, deadline).publish(header, rows[begin:at], deadline):
+            if self._outlet(header, schema, deadline).publish(header, rows[begin:at], deadline):
                 self._taken.take(header.origin, header.number)
                 self.parts_taken += 1
             else:
@@ -99,11 +97,16 @@ class Intake:
                 through[header.origin] = max(outlet.credited, header.first - 1)
         return Answer(through, self.generation, committed)
 
-    def _outlet(self, header: Header, deadline: Deadline) -> Outlet:
+    def _schema_of(self, wire: dict[str, object]) -> Schema:
+        """Each chunk brings its own: the sidecar's successor, and with it a new forwarder, may have another."""
+        if self._schema is None or self._schema[0] != wire:
+            self._schema = wire, Schema.from_wire(wire)
+        return self._schema[1]
+
+    def _outlet(self, header: Header, schema: Schema, deadline: Deadline) -> Outlet:
         outlet = self._outlets.get(header.origin)
         if outlet is None:
-            assert self._schema is not None  # deliver made it so
-            outlet = Outlet(self._endpoints, self._schema, header.sender, deadline)
+            outlet = Outlet(self._endpoints, schema, header.sender, deadline)
             self._outlets[header.origin] = outlet
             if outlet.generation != self.generation:
                 self.generation = outlet.generation

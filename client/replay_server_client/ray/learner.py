@@ -166,15 +166,15 @@ class ClusterLearner:
 
     def stale_updates(self, timeout: float | None = 0.0) -> int:
         """Priorities that came too late, as far as the hosts have answered within ``timeout`` seconds."""
-        deadline, waiting = Deadline(timeout), []
-        for future, count in self._updates:
+        deadline = Deadline(timeout)
+        for _ in range(len(self._updates)):
+            future, count = self._updates.pop(0)  # first: an error that is its answer is raised once
             try:
                 self._stale_updates += future.result(None if timeout is None else deadline.remaining_s)
             except ServerGone:
                 self._stale_updates += count
             except (FutureTimeout, TimeoutError):
-                waiting.append((future, count))
-        self._updates = waiting
+                self._updates.append((future, count))
         return self._stale_updates
 
     def close(self) -> None:

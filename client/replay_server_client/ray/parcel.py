@@ -38,13 +38,6 @@ class Answer(NamedTuple):
     committed: int
 
 
-class Terms(NamedTuple):
-    """What a forwarder needs to lend slots that suit the sidecar: its options, and its generation."""
-
-    options: dict[str, object]
-    generation: int
-
-
 class Asked(NamedTuple):
     """The first ``draws`` draws of a batch of ``request`` (fields of Request), for ``learner`` elsewhere.
 
