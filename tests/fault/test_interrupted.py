@@ -13,6 +13,7 @@ from replay_server_client import Collector
 from support.freeze import frozen
 from support.markers import MARKERS, marker_steps
 from support.processes import Children
+from support.rarely import rarely
 from support.raw_client import RawLearner
 from support.reports import assert_conserved, wait_report
 from support.servers import ServerProcess
@@ -61,9 +62,7 @@ def wait_in(call: str, name: str, run_dir: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize(
-    "call", ["write", pytest.param("flush", marks=pytest.mark.slow), "sample", pytest.param("wait_ready", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("call", ["write", "sample", *rarely("flush", "wait_ready")])
 def test_ctrl_c_ends_a_wait_within_a_second(server: ServerProcess, children: Children, call: str) -> None:
     child = children.run(wait_in, call, server.name, str(server.run_dir))
     child.wait_for("waits")

@@ -9,6 +9,7 @@ from replay_server_client import Collector
 from replay_server_client.connection import Connection
 from replay_server_protocol.messages import ClientMessage, Credit, Publish, ServerMessage
 from support.markers import MARKERS, marker_steps
+from support.rarely import rarely
 from support.raw_client import RawCollector, RawLearner
 from support.reports import assert_conserved, report_of
 from support.servers import ServerProcess
@@ -16,7 +17,7 @@ from support.servers import ServerProcess
 REPEAT_S = 0.03
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *rarely(1, 2)])
 def test_rows_arrive_once_and_in_order_over_a_wire_that_loses_publishes_and_credits(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

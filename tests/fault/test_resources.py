@@ -19,6 +19,7 @@ import pytest
 from replay_server_client import AttachRefused, BudgetExceeded, Collector, Schema
 from support.markers import MARKERS, marker_steps
 from support.processes import Child, Children
+from support.rarely import rarely
 from support.raw_client import RawClient, RawCollector, RawLearner
 from support.reports import assert_conserved, report_of
 from support.servers import ServerProcess, spawn_server
@@ -256,7 +257,7 @@ def outcome_of_connect(name: str, run_dir: str, limit: int) -> str:
     return "attached"
 
 
-@pytest.mark.parametrize("limit", [4, 10, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (6, 8, 12, 14))])
+@pytest.mark.parametrize("limit", [4, 10, *rarely(6, 8, 12, 14)])
 def test_a_client_that_may_open_too_few_files_says_so_and_the_server_serves_on(
     server: ServerProcess, children: Children, limit: int
 ) -> None:
@@ -324,7 +325,7 @@ def test_a_disk_that_is_full_at_the_end_costs_the_trace_and_nothing_else(run_dir
 
 
 @needs_mounts
-@pytest.mark.parametrize("options", ["nr_inodes=1", "nr_inodes=2", "nr_inodes=3", "ro"])
+@pytest.mark.parametrize("options", ["nr_inodes=2", "ro", *rarely("nr_inodes=1", "nr_inodes=3")])
 def test_a_run_directory_without_room_ends_the_start_with_2_and_names_it(children: Children, run_dir: Path, options: str) -> None:
     status, line = refused_start(children, mounted(run_dir, f"mode=700,{options}"), run_dir)
     assert status == 2
@@ -363,7 +364,7 @@ def refusal_of(role: str, name: str, run_dir: str) -> str:
 
 
 @needs_time_namespaces
-@pytest.mark.parametrize("offset", ["1000", "-1", "1"])
+@pytest.mark.parametrize("offset", ["-1", *rarely("1000", "1")])
 def test_a_learner_with_another_clock_is_refused_by_name_and_the_others_are_served(
     server: ServerProcess, children: Children, offset: str
 ) -> None:

@@ -73,6 +73,7 @@ def test_the_page_shows_that_there_is_no_server(children: Children, run_dir: Pat
     assert exporter.stop() == 0
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_server_that_is_gone_leaves_its_points(start_server: Callable[..., ServerProcess], children: Children, tmp_path: Path) -> None:
     server = start_server("--capacity", "100")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from replay_server_client import Collector, Learner, Schema
 from support.processes import Children
+from support.rarely import rarely
 from support.reports import report_of
 from support.servers import ServerProcess
 
@@ -31,7 +32,7 @@ def collect_in_step(name: str, run_dir: str, slot_rows: int, turns: int) -> int:
 
 
 @pytest.mark.parametrize("is_told_ahead", [False, True])
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("prefetch", [0, 2, *rarely(1)])
 def test_a_seq_handed_over_keeps_collector_and_learner_in_step(server: ServerProcess, prefetch: int, is_told_ahead: bool) -> None:
     seqs: queue.Queue[int] = queue.Queue()
     turn_of_collector = threading.Semaphore(1)
@@ -67,7 +68,7 @@ def test_a_seq_handed_over_keeps_collector_and_learner_in_step(server: ServerPro
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("updates", [3, *rarely(1)])
 def test_the_limiter_takes_turns_without_a_word_between_the_two(
     start_server: Callable[..., ServerProcess], children: Children, updates: int, prefetch: int
 ) -> None:

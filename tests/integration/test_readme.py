@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import Children
+from support.rarely import rarely
 
 from replay_server import ReplayServer
 
@@ -71,6 +72,6 @@ def test_the_quick_start_is_short() -> None:
     assert all(len(EXAMPLES[name].splitlines()) <= 20 for name in TOGETHER)
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [*ALONE[::2], *rarely(*ALONE[1::2])])
 def test_an_example_runs_as_it_stands(spawned: ReplayServer, children: Children, tmp_path: Path, name: str) -> None:
     run(children, tmp_path, name)

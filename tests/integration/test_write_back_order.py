@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from replay_server_client import Collector, Field, Learner, Schema
+from support.rarely import rarely
 from support.servers import ServerProcess
 
 SCHEMA = Schema.of(mark="int64", note=Field("float32", mutable=True))
 BATCHES = 300
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [3, *rarely(0, 1)])
 def test_each_batch_sees_the_newest_write_whose_lease_came_before_its_own(server: ServerProcess, prefetch: int) -> None:
     with Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector:
         collector.write({"mark": np.zeros(1, np.int64), "note": np.zeros(1, np.float32)})
