@@ -191,12 +191,14 @@ class Engine:
     def abandon(self) -> None:
         """Closes because nobody holds the learner any more. Garbage is collected in any thread and in the middle of anything: in the
         background thread, or where this thread holds the lock, closing is left to the background thread."""
-        self._is_abandoned = True
-        if os.getpid() != self._pid or threading.current_thread() is self._thread:
+        thread, self._is_abandoned = self._thread, True
+        if os.getpid() != self._pid or threading.current_thread() is thread:
             return
         if self._lock.acquire(timeout=_ABANDON_S):
             self._lock.release()
             self.close()
+            if thread is not None:
+                thread.join(_ABANDON_S)  # where it saw first that it is abandoned, it is the one that closes
 
     def _interrupted_by(self, error: BaseException) -> None:
         """Ctrl-C, or what a signal handler raised, may have come between a message about the ring and what it asks for: nobody says it

@@ -178,6 +178,34 @@ def test_sampler_of_a_dropped_learner_says_that_it_is_closed(children: Children,
     assert server.stop() == 0
 
 
+def test_a_dropped_learner_is_closed_also_where_its_thread_saw_that_first(
+    children: Children, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spawn_server(children, run_dir, *OPTIONS)
+    fill(server, 0, 100)
+    threads = threading.active_count()
+    learner = Learner.connect(server.name, run_dir=run_dir)
+    learner.sample(16)
+    engine = learner._engine
+    close, let_go = engine.close, engine.conversation.let_go
+
+    def close_second() -> None:
+        end = time.monotonic() + 5
+        while threading.current_thread() is threading.main_thread() and not engine._is_closed and time.monotonic() < end:
+            time.sleep(0.001)
+        close()
+
+    def let_go_slowly() -> None:
+        time.sleep(0.2)
+        let_go()
+
+    monkeypatch.setattr(engine, "close", close_second)
+    monkeypatch.setattr(engine.conversation, "let_go", let_go_slowly)
+    del learner
+    assert threading.active_count() == threads
+    assert server.stop() == 0
+
+
 def test_dropped_learner_says_bye(children: Children, run_dir: Path) -> None:
     server = spawn_server(children, run_dir, *OPTIONS)
     fill(server, 0, 100)
