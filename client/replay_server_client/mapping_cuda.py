@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from cuda.bindings import runtime as cudart
 from replay_server_protocol.errors import AttachRefused, DeviceError, ProtocolViolation
@@ -11,6 +13,9 @@ from replay_server_protocol.schema import Schema
 from replay_server_client.ring_tensors import NO_RING, RingTensors
 
 _HANDLE_BYTES = 64
+
+_ONE_AT_A_TIME = threading.Lock()
+"""The driver counts how often a process has opened a handle, but not for two threads at once: one of them gets cudaErrorAlreadyMapped."""
 
 
 class CudaMapping:
@@ -25,7 +30,8 @@ class CudaMapping:
         with torch.cuda.device(device):
             torch.cuda.init()
             torch.cuda.current_stream(device).synchronize()  # makes the device's context before the first call past torch
-            status, self._address = cudart.cudaIpcOpenMemHandle(handle, cudart.cudaIpcMemLazyEnablePeerAccess)
+            with _ONE_AT_A_TIME:
+                status, self._address = cudart.cudaIpcOpenMemHandle(handle, cudart.cudaIpcMemLazyEnablePeerAccess)
         if status != cudart.cudaError_t.cudaSuccess:
             cudart.cudaGetLastError()  # else torch's next call would raise it
             raise AttachRefused(
@@ -45,7 +51,7 @@ class CudaMapping:
         self._is_open = False
         torch.cuda.synchronize(self._device)
         self.tensors, self.allocation = NO_RING, torch.empty(0, dtype=torch.uint8)
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), _ONE_AT_A_TIME:
             (status,) = cudart.cudaIpcCloseMemHandle(self._address)
         if status != cudart.cudaError_t.cudaSuccess:
             cudart.cudaGetLastError()

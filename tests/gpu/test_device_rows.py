@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -239,6 +241,7 @@ def test_a_killed_server_costs_the_rows_in_flight_and_no_more(children: Any, cra
     with Collector.connect("gpu", schema=SCHEMA, lanes=LANES, run_dir=crash_dir, timeout=30.0) as collector:
         collector.write(rows)
         collector.flush()
+        os.kill(first.pid, signal.SIGSTOP)  # so that it commits nothing more
         collector.write(rows)
         first.kill()
         second = spawn_server(children, crash_dir, *options, name="gpu")

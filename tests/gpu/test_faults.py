@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ SEEDS = range(100) if os.environ.get("REPLAY_TEST_ALL") else range(12)
 SLACK_BYTES = 4 * MIB
 CUDA = ("--device", "cuda")
 KILLS, COMINGS = 20, 10
+THREADS, ROUNDS = 8, 8
 PAST_32_BITS_ROWS, WIDTH = 1 << 20, 2100
 
 
@@ -77,6 +80,21 @@ def test_status_answers_within_half_a_second_while_learners_are_killed_and_come_
             victim.kill()
             for _ in range(50):
                 answers_in_time(server)
+
+
+def test_learners_of_one_process_that_map_the_ring_at_the_same_moment_all_get_it(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server(*CUDA, "--capacity", "36000")
+    write(server, 0, 512)
+    gate = threading.Barrier(THREADS)
+
+    def map_and_sample(ordinal: int) -> int:
+        gate.wait(20.0)
+        with attach(server, name=f"learner-{ordinal}") as learner:
+            return len(learner.sample(256, timeout=20.0))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in range(ROUNDS):
+            assert list(pool.map(map_and_sample, range(THREADS))) == [256] * THREADS
 
 
 def answers_in_time(server: ServerProcess) -> None:
