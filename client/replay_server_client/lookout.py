@@ -94,6 +94,8 @@ class Lookout:
         return None
 
     def forget(self) -> None:
+        if self._bounce is not None:
+            self._bounce.finish()  # a look may have ended in the middle
         self._grant, self._bounce, self._asked_ns = None, None, 0
 
     def nap_s(self) -> float:

@@ -1,8 +1,14 @@
-"""The mapping of a ring in another process's GPU memory: one cudaIpcOpenMemHandle, one cudaIpcCloseMemHandle, no copy."""
+"""The mapping of a ring in another process's GPU memory: one cudaIpcOpenMemHandle, one cudaIpcCloseMemHandle, no copy.
+
+Both may happen at any moment, in the background thread too, and other threads of the process may be capturing a CUDA graph then: nothing
+here waits for the whole device, which would spoil their capture.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 import torch
 from cuda.bindings import runtime as cudart
@@ -27,7 +33,7 @@ class CudaMapping:
         self._device = device
         handle = cudart.cudaIpcMemHandle_t()
         handle.reserved = at.handle
-        with torch.cuda.device(device):
+        with relaxed_capture_mode(), torch.cuda.device(device):
             torch.cuda.init()
             torch.cuda.current_stream(device).synchronize()  # makes the device's context before the first call past torch
             with _ONE_AT_A_TIME:
@@ -43,15 +49,16 @@ class CudaMapping:
         self._is_open = True
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
-        return self.allocation[offset : offset + n_bytes].cpu().numpy().tobytes()
+        with relaxed_capture_mode():
+            return self.allocation[offset : offset + n_bytes].cpu().numpy().tobytes()
 
     def close(self) -> None:
+        """Whoever has read the ring must have waited for that: a stream's work on it is no more waited for here."""
         if not self._is_open:
             return
         self._is_open = False
-        torch.cuda.synchronize(self._device)
         self.tensors, self.allocation = NO_RING, torch.empty(0, dtype=torch.uint8)
-        with torch.cuda.device(self._device), _ONE_AT_A_TIME:
+        with relaxed_capture_mode(), torch.cuda.device(self._device), _ONE_AT_A_TIME:
             (status,) = cudart.cudaIpcCloseMemHandle(self._address)
         if status != cudart.cudaError_t.cudaSuccess:
             cudart.cudaGetLastError()
@@ -68,4 +75,21 @@ class _Allocation:
 def relax_capture_mode() -> None:
     """Lets the calling thread use CUDA while another thread captures a graph: torch's default mode would let this thread's event
     queries spoil that capture."""
-    cudart.cudaThreadExchangeStreamCaptureMode(cudart.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed)
+    _exchange_capture_mode(cudart.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed)
+
+
+@contextlib.contextmanager
+def relaxed_capture_mode() -> Iterator[None]:
+    """As ``relax_capture_mode``, for a while."""
+    before = _exchange_capture_mode(cudart.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed)
+    try:
+        yield
+    finally:
+        _exchange_capture_mode(before)
+
+
+def _exchange_capture_mode(mode: cudart.cudaStreamCaptureMode) -> cudart.cudaStreamCaptureMode:
+    status, before = cudart.cudaThreadExchangeStreamCaptureMode(mode)
+    if status != cudart.cudaError_t.cudaSuccess:
+        raise DeviceError(f"cudaThreadExchangeStreamCaptureMode: {status.name}")
+    return before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import torch
 from replay_server_client import Batch, Collector, Learner, Schema
 from support.draws import hold_stream
-from support.servers import ServerProcess
+from support.processes import Children
+from support.servers import ServerProcess, spawn_server
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -149,11 +151,57 @@ def test_the_background_thread_fills_batches_while_the_caller_captures(server: S
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # in the default mode, which forbids other threads what the background thread must do
                 value += 1
-                end_s = time.monotonic() + WITHIN_S
-                while sampler._places[sampler._turn].state.value != "ready":
-                    assert time.monotonic() < end_s, "the background thread stood still during the capture"
-                    time.sleep(0.0005)
+                wait_until(lambda: sampler._places[sampler._turn].state.value == "ready")
                 value += 1
             graph.replay()
             assert int(value[0]) == 2 * number
         assert learner.statistics().dropped == 0
+
+
+def test_a_ring_is_mapped_while_the_caller_captures(server: ServerProcess, writer: Writer) -> None:
+    writer.write(CAPACITY)
+    value = torch.zeros(1000, device="cuda")
+    for number in range(1, 4):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # in the default mode
+            value += 1
+            learner = attach(server)
+            wait_until(lambda learner=learner: learner._engine.conversation.ring is not None)
+            value += 1
+        with learner:
+            graph.replay()
+            assert int(value[0]) == 2 * number
+            assert is_right(learner.sample(BATCH_ROWS, timeout=WITHIN_S))
+
+
+def test_a_lost_ring_is_unmapped_while_the_caller_captures(children: Children, crash_dir: Path) -> None:
+    options = ("--device", "cuda", "--capacity", str(CAPACITY), "--slot-rows", "256")
+    value = torch.zeros(1000, device="cuda")
+    first = spawn_server(children, crash_dir, *options, name="gpu")
+    with Collector.connect("gpu", schema=SCHEMA, run_dir=crash_dir, timeout=WITHIN_S) as collector:
+        Writer(collector).write(CAPACITY)
+    with attach(first) as learner:
+        assert is_right(learner.sample(BATCH_ROWS, timeout=WITHIN_S))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            value += 1
+            first.kill()
+            wait_until(lambda: learner._engine.conversation.ring is None)
+            value += 1
+        graph.replay()
+        assert int(value[0]) == 2
+        second = spawn_server(children, crash_dir, *options, name="gpu")
+        with Collector.connect("gpu", schema=SCHEMA, run_dir=crash_dir, timeout=WITHIN_S) as collector:
+            Writer(collector).write(CAPACITY)
+            batch = learner.sample(BATCH_ROWS, timeout=WITHIN_S)
+            while batch.window[1] < CAPACITY:
+                batch = learner.sample(BATCH_ROWS, timeout=WITHIN_S)
+            assert is_right(batch)
+    assert second.stop() == 0
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.0005)
