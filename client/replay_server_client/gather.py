@@ -21,6 +21,7 @@ from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.compiled import HowToRun, plain
 from replay_server_client.draw import PARAMETERS, Parameters
 from replay_server_client.mapping import Ring
+from replay_server_client.pinned import pinned_words
 from replay_server_client.recipe import Recipe, take_by_numpy, take_by_torch
 from replay_server_client.ring_tensors import RingTensors
 from replay_server_client.side_stream import SideStream, SideStreams
@@ -77,7 +78,7 @@ def make_gather(ring: Ring, memory: BatchBuffer, side_streams: SideStreams, how:
         return OneThreadGather(memory, how)
     if ring.device.type != "cuda":
         return HostGather(memory, how)
-    side = side_streams.on(ring.device)
+    side = side_streams.on(ring.device, captures=not ring.is_staged)
     return StagedGather(memory, side, how) if ring.is_staged else CudaGather(memory, side, how)
 
 
@@ -271,7 +272,7 @@ class CudaGather(_StreamGather):
     def __init__(self, memory: BatchBuffer, side: SideStream, how: HowToRun = plain) -> None:
         super().__init__(memory, side)
         self._how = how
-        self._parameters = torch.zeros(PARAMETERS, dtype=torch.int64, pin_memory=True)
+        self._parameters = pinned_words(PARAMETERS)
         self._host = self._parameters.numpy()
         self._recipe: Recipe | None = None
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -14,10 +14,14 @@ _idle: list[SideStream] = []
 
 
 class SideStream:
-    """A stream and its graph pool: what runs on one stream runs one after the other, so that its graphs may share scratch memory."""
+    """A stream and its graph pool: what runs on one stream runs one after the other, so that its graphs may share scratch memory.
 
-    def __init__(self, device: torch.device) -> None:
+    Where graphs are captured, no memory that torch has pinned may ever have been used: see pinned.py.
+    """
+
+    def __init__(self, device: torch.device, *, captures: bool) -> None:
         self.device = device
+        self.captures = captures
         self.stream = torch.cuda.Stream(device, priority=-1)
         self.graph_pool: Any = torch.cuda.graph_pool_handle()  # torch's type for it is private
         self.last_graph: torch.cuda.CUDAGraph | None = None
@@ -25,15 +29,16 @@ class SideStream:
 
 
 class SideStreams:
-    """Those of one learner: on each device the same one for life."""
+    """Those of one learner: on each device the same one for life, or two where it has had a ring on the GPU and one in host memory."""
 
     def __init__(self) -> None:
-        self._lent: dict[torch.device, SideStream] = {}
+        self._lent: dict[tuple[torch.device, bool], SideStream] = {}
 
-    def on(self, device: torch.device) -> SideStream:
-        if device not in self._lent:
-            self._lent[device] = _left_by_another_learner(device) or SideStream(device)
-        return self._lent[device]
+    def on(self, device: torch.device, *, captures: bool) -> SideStream:
+        kind = device, captures
+        if kind not in self._lent:
+            self._lent[kind] = _left_by_another_learner(device, captures=captures) or SideStream(device, captures=captures)
+        return self._lent[kind]
 
     def give_back(self) -> None:
         """Once every piece of work on them was seen complete, and no graph of theirs will be replayed."""
@@ -41,8 +46,8 @@ class SideStreams:
             _idle.append(self._lent.popitem()[1])
 
 
-def _left_by_another_learner(device: torch.device) -> SideStream | None:
-    for side in [side for side in _idle if side.device == device]:
+def _left_by_another_learner(device: torch.device, *, captures: bool) -> SideStream | None:
+    for side in [side for side in _idle if (side.device, side.captures) == (device, captures)]:
         try:
             _idle.remove(side)
         except ValueError:  # taken by another thread

@@ -18,6 +18,7 @@ from replay_server_protocol.schema import Schema
 from torch import Tensor
 
 from replay_server_client.lap_column import REFUSED, LapColumn, Update, check_priorities
+from replay_server_client.pinned import pinned_words
 from replay_server_client.request import Request
 
 ALL_ZERO = 2
@@ -59,9 +60,13 @@ class WriteBack:
         self.values = Written.of(request.rows, words, device, pin_memory=pin_memory) if overlay else None
         self.has_priorities = self.has_values = False
         self.counts = torch.zeros(_COUNTS, dtype=torch.int64, device=device)
-        is_shared = device.type == "cpu"
-        self.seen = self.counts if is_shared else torch.zeros(_COUNTS, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.seen = self._host_copy(device)
         self._overlay = overlay
+
+    def _host_copy(self, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return self.counts
+        return pinned_words(_COUNTS) if device.type == "cuda" else torch.zeros(_COUNTS, dtype=torch.int64)
 
     @property
     def is_kept(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from replay_server_client import Collector, Learner, Schema
+from replay_server_client.gather import CudaGather
 from support.fault_run import outcomes, told
 from support.gpu import MIB, settled_bytes, wait_used_at_most
 from support.markers import MARKERS, marker_steps
@@ -95,6 +97,36 @@ def test_learners_of_one_process_that_map_the_ring_at_the_same_moment_all_get_it
     with ThreadPoolExecutor(THREADS) as pool:
         for _ in range(ROUNDS):
             assert list(pool.map(map_and_sample, range(THREADS))) == [256] * THREADS
+
+
+def test_a_learner_that_is_collected_during_a_capture_spoils_no_pinned_memory(
+    start_server: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream is the next learner's by then. In a cycle, it is collected when it so happens: here, in the midst of the capture."""
+    server = start_server(*CUDA, "--capacity", "36000", "--columns", "priority")
+    write(server, 0, 512)
+    with attach(server, name="first") as first:
+        assert len(first.sample(256, by="priority", timeout=20.0)) == 256
+    cycle: list[Any] = [first]
+    cycle.append(cycle)
+    del first, cycle
+    follow, collected = CudaGather._follow, 0
+
+    def follow_and_collect(gather: CudaGather) -> None:
+        nonlocal collected
+        follow(gather)
+        if torch.cuda.is_current_stream_capturing():
+            collected += gc.collect()
+
+    monkeypatch.setattr(CudaGather, "_follow", follow_and_collect)
+    gc.disable()
+    try:
+        with attach(server, name="second") as second:
+            assert len(second.sample(256, by="priority", timeout=20.0)) == 256
+    finally:
+        gc.enable()
+    assert collected
+    torch.zeros(1, pin_memory=True)
 
 
 def answers_in_time(server: ServerProcess) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_ring_is_mapped_while_the_caller_captures(server: ServerProcess, write
         with torch.cuda.graph(graph):  # in the default mode
             value += 1
             learner = attach(server)
-            wait_until(lambda learner=learner: learner._engine.conversation.ring is not None)
+            wait_until(partial(has_ring, learner))
             value += 1
         with learner:
             graph.replay()
@@ -186,7 +187,7 @@ def test_a_lost_ring_is_unmapped_while_the_caller_captures(children: Children, c
         with torch.cuda.graph(graph):
             value += 1
             first.kill()
-            wait_until(lambda: learner._engine.conversation.ring is None)
+            wait_until(lambda: not has_ring(learner))
             value += 1
         graph.replay()
         assert int(value[0]) == 2
@@ -198,6 +199,10 @@ def test_a_lost_ring_is_unmapped_while_the_caller_captures(children: Children, c
                 batch = learner.sample(BATCH_ROWS, timeout=WITHIN_S)
             assert is_right(batch)
     assert second.stop() == 0
+
+
+def has_ring(learner: Learner) -> bool:
+    return learner._engine.conversation.ring is not None
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
