@@ -16,6 +16,7 @@ import pytest
 import torch
 from replay_server_client import Collector, Learner, Schema
 from replay_server_client.gather import CudaGather
+from replay_server_client.mapping_cuda import CudaMapping
 from support.fault_run import outcomes, told
 from support.gpu import MIB, settled_bytes, wait_used_at_most
 from support.markers import MARKERS, marker_steps
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.gpu
 SEEDS = range(100) if os.environ.get("REPLAY_TEST_ALL") else range(12)
 SLACK_BYTES = 4 * MIB
 CUDA = ("--device", "cuda")
-KILLS, COMINGS = 20, 10
-THREADS, ROUNDS = 8, 8
+KILLS, COMINGS = 20, 5
+THREADS, ROUNDS = 8, 50
 PAST_32_BITS_ROWS, WIDTH = 1 << 20, 2100
 
 
@@ -84,19 +85,42 @@ def test_status_answers_within_half_a_second_while_learners_are_killed_and_come_
                 answers_in_time(server)
 
 
-def test_learners_of_one_process_that_map_the_ring_at_the_same_moment_all_get_it(start_server: Callable[..., ServerProcess]) -> None:
+def test_threads_that_map_the_ring_at_the_same_moment_all_get_it(start_server: Callable[..., ServerProcess]) -> None:
+    """As the background threads of several learners do."""
     server = start_server(*CUDA, "--capacity", "36000")
     write(server, 0, 512)
+    with attach(server) as learner:
+        learner.wait_ready(20.0)
+        ring = learner._engine.conversation.ring
+        assert ring is not None
+        at, schema, device = ring.at, ring.schema, ring.device
     gate = threading.Barrier(THREADS)
 
-    def map_and_sample(ordinal: int) -> int:
+    def map_and_read(_: int) -> int:
         gate.wait(20.0)
+        mapping = CudaMapping(at, schema, device)
+        first = int(mapping.tensors.rows[0, :8].view(torch.int64))
+        gate.wait(20.0)
+        mapping.close()
+        return first
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = [list(pool.map(map_and_read, range(THREADS))) for _ in range(ROUNDS)]
+    assert found == [found[0]] * ROUNDS
+    assert len(set(found[0])) == 1
+
+
+def test_learners_of_several_threads_come_and_go(start_server: Callable[..., ServerProcess]) -> None:
+    """Each maps, captures, samples and unmaps while the others do."""
+    server = start_server(*CUDA, "--capacity", "36000")
+    write(server, 0, 512)
+
+    def sample_once(ordinal: int) -> int:
         with attach(server, name=f"learner-{ordinal}") as learner:
             return len(learner.sample(256, timeout=20.0))
 
     with ThreadPoolExecutor(THREADS) as pool:
-        for _ in range(ROUNDS):
-            assert list(pool.map(map_and_sample, range(THREADS))) == [256] * THREADS
+        assert list(pool.map(sample_once, range(8 * THREADS))) == [256] * (8 * THREADS)
 
 
 def test_a_learner_that_is_collected_during_a_capture_spoils_no_pinned_memory(
