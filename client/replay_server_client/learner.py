@@ -30,6 +30,7 @@ from replay_server_client.look import Rows, Selection
 from replay_server_client.lookout import Lookout
 from replay_server_client.mapping import check_device, device_uuid
 from replay_server_client.observer import look_at
+from replay_server_client.prefetch import Prefetch
 from replay_server_client.probe import Probe
 from replay_server_client.request import Request, RequestOptions, Seeds
 from replay_server_client.sampler import Sampler
@@ -358,9 +359,9 @@ class Learner:
         return sampler
 
     def _make_sampler(self, request: Request) -> Sampler:
-        engine, seeds, prefetch, how = self._engine, self._seeds, self._prefetch, self._how
+        engine, seeds, ahead, how = self._engine, self._seeds, self._prefetch, self._how
         engine.connection.check_process()
-        sampler = engine.register(lambda ordinal: Sampler(engine, ordinal, request, seeds, prefetch, how))
+        sampler = Sampler(engine, engine.register(lambda ordinal: Prefetch(engine, ordinal, request, seeds, ahead, how)))
         self._samplers.append(sampler)
         return sampler
 

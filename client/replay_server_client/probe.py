@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from replay_server_protocol.errors import ReplayError
-from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
+from replay_server_protocol.messages import Grant, Refused
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
+from replay_server_client.lease_requests import LeaseRequests
 
 
 class Probe:
@@ -16,6 +17,7 @@ class Probe:
         self.ordinal = ordinal
         self.number = 0
         self._connection = connection
+        self._leases = LeaseRequests(connection, ordinal)
         self._is_wanted = False
         self._is_granted = False
         self._asked_ns = 0
@@ -34,20 +36,19 @@ class Probe:
 
     def stop(self) -> None:
         if self._is_wanted and not self._is_granted and self._connection.is_attached:
-            self._connection.send(Cancel(self._connection.session, self._connection.generation, self.ordinal, self.number))
+            self._leases.cancel(self.number)
         self._is_wanted = False
 
     def advance(self, now_ns: int) -> bool:
         if not self._is_wanted or self._is_granted or self._error is not None or now_ns - self._asked_ns < ASK_AGAIN_NS:
             return False
         self._asked_ns = now_ns
-        connection = self._connection
-        connection.send(Sample(connection.session, connection.generation, self.ordinal, self.number, 1, 0, None))
+        self._leases.ask(self.number, rows=1)
         return True
 
     def granted(self, grant: Grant) -> None:
         self._is_granted = True
-        self._connection.send(Release(grant.session, grant.generation, grant.lease, is_used=False))
+        self._leases.release(grant, is_used=False)
 
     def refused(self, refused: Refused) -> None:
         self._error = error_of(refused)

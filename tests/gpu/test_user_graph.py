@@ -152,7 +152,7 @@ def test_the_background_thread_fills_batches_while_the_caller_captures(server: S
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # in the default mode, which forbids other threads what the background thread must do
                 value += 1
-                wait_until(lambda: sampler._places[sampler._turn].state.value == "ready")
+                wait_until(lambda: sampler._prefetch.ready(0) is not None)
                 value += 1
             graph.replay()
             assert int(value[0]) == 2 * number

@@ -142,9 +142,7 @@ def test_learner_of_another_run_is_refused(server: ServerProcess) -> None:
 
 def _is_ready(learner: Learner) -> bool:
     """Looks at the turn's batch without asking for it: a call would wait for it."""
-    sampler = next(iter(learner._by_request.values()))
-    place = sampler._places[sampler._turn]
-    return place.state.value == "ready"
+    return next(iter(learner._by_request.values()))._prefetch.ready(0) is not None
 
 
 def test_a_dropped_learner_ends_also_when_it_had_a_sampler_of_its_own(server: ServerProcess) -> None:

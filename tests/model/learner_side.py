@@ -1,4 +1,4 @@
-"""A learner's steps, after ``sampler.py`` of the client: one batch buffer, asked for, gathered, checked against the clock, handed out."""
+"""A learner's steps, after ``prefetch.py`` of the client: one batch buffer, asked for, gathered, checked against the clock, handed out."""
 
 from __future__ import annotations
 

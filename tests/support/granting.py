@@ -6,9 +6,12 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import numpy as np
+import pytest
+from replay_server_client import conversation, deadline, engine, prefetch, sampler
 from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_protocol.endpoints import Endpoints
@@ -34,6 +37,8 @@ from replay_server_protocol.segment import Segment, segment_name
 from support.clock import FakeClock
 
 M = TypeVar("M", bound=ClientMessage)
+
+_ON_THE_CLOCK = (conversation, deadline, engine, prefetch, sampler)
 
 SCHEMA = Schema.of(value="int64", extra=("float32", 3))
 LEASE_NS = 500_000_000
@@ -147,3 +152,9 @@ class GrantingConnection(Connection):
 
 def _no_hello(nonce: int) -> Hello:
     raise NotImplementedError
+
+
+def tell_time(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+    """To a learner's files ``clock`` is the time from now on, and a sleep moves it."""
+    for module in _ON_THE_CLOCK:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, monotonic_ns=clock.monotonic_ns, sleep=clock.advance))

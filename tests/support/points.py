@@ -14,8 +14,8 @@ from typing import Any
 _PLACES: dict[str, tuple[str, str, str, bool]] = {
     # name: module, class, function, whether the point lies after it
     "credit": ("replay_server_client.slots", "LentSlots", "credit", False),
-    "granted": ("replay_server_client.sampler", "Sampler", "_parameters", False),  # the lease is open, nothing is read yet
-    "gathered": ("replay_server_client.sampler", "Sampler", "_hand_in", False),  # seen complete; the clock is not read yet
+    "granted": ("replay_server_client.prefetch", "Prefetch", "_parameters", False),  # the lease is open, nothing is read yet
+    "gathered": ("replay_server_client.prefetch", "Prefetch", "_hand_in", False),  # seen complete; the clock is not read yet
     "lend": ("replay_server_client.sampler", "Sampler", "_lend", False),  # the clock was read, the lease is over; nobody has the batch yet
     "event seen": ("replay_server.ingress", "Ingress", "_commit", False),
 }

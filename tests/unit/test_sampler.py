@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from replay_server_client import conversation, deadline, engine, sampler
+from replay_server_client.deadline import Deadline
 from replay_server_client.draw import Drawn, draw_uniform
 from replay_server_client.engine import Engine
 from replay_server_client.learner import Learner
@@ -14,25 +14,15 @@ from replay_server_client.request import Seeds
 from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerClosing, ServerGone
 from replay_server_protocol.messages import Bye, Cancel, Explain, Grant, Refused, Sample
 from support.clock import FakeClock
-from support.granting import LEASE_NS, GrantingConnection
+from support.granting import LEASE_NS, GrantingConnection, tell_time
 
 Make = Callable[..., Learner]
-
-
-class _Time:
-    """The time module as the client's files see it."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.monotonic = clock
-        self.monotonic_ns = clock.monotonic_ns
-        self.sleep = clock.advance
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    for module in (deadline, conversation, engine, sampler):
-        monkeypatch.setattr(module, "time", _Time(clock))
+    tell_time(monkeypatch, clock)
     return clock
 
 
@@ -49,7 +39,7 @@ def make(server: GrantingConnection) -> Iterator[Make]:
 
     def make(prefetch: int = 1, name: str = "learner", seed: int = 1) -> Learner:
         driver = Engine(server, "cpu", None)
-        driver.attach(deadline.Deadline(1))
+        driver.attach(Deadline(1))
         made.append(Learner(driver, Seeds(seed, name), prefetch))
         return made[-1]
 

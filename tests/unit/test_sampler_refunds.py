@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from replay_server_client import conversation, deadline, engine, sampler
+from replay_server_client.deadline import Deadline
 from replay_server_client.engine import Engine
 from replay_server_client.learner import Learner
 from replay_server_client.request import Seeds
 from replay_server_protocol.errors import ServerClosing
 from replay_server_protocol.messages import Release, Unused
 from support.clock import FakeClock
-from support.granting import GrantingConnection
+from support.granting import GrantingConnection, tell_time
 
 Make = Callable[[int], Learner]
 ROWS = 8
 
 
-class _Time:
-    """The time module as the client's files see it."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.monotonic = clock
-        self.monotonic_ns = clock.monotonic_ns
-        self.sleep = clock.advance
-
-
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrantingConnection]:
     clock = FakeClock()
-    for module in (deadline, conversation, engine, sampler):
-        monkeypatch.setattr(module, "time", _Time(clock))
+    tell_time(monkeypatch, clock)
     server = GrantingConnection(clock)
     yield server
     server.segment.unlink()
@@ -43,7 +33,7 @@ def make(server: GrantingConnection) -> Iterator[Make]:
 
     def make(prefetch: int) -> Learner:
         driver = Engine(server, "cpu", None)
-        driver.attach(deadline.Deadline(1))
+        driver.attach(Deadline(1))
         made.append(Learner(driver, Seeds(1, "learner"), prefetch))
         return made[-1]
 
