@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
 
 import zmq
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import DeviceError, InvalidRequest, ProtocolViolation, ReplayError
-from replay_server_protocol.messages import ClientMessage, Closing, Credit, Hello, Ping, Stale
-from replay_server_protocol.process import ProcessIdentity, spin_s
+from replay_server_protocol.errors import DeviceError, ReplayError
+from replay_server_protocol.messages import Closing, Credit
+from replay_server_protocol.process import spin_s
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.states import SessionEvent, SessionState
+from replay_server_protocol.states import SessionState
 from replay_server_protocol.trace import check_writable
 
 from replay_server.attach import AttachDesk
 from replay_server.config import ServerConfig
 from replay_server.debug_profile import recorded
+from replay_server.departures import Departures
 from replay_server.descriptors import require_descriptors, require_threads
 from replay_server.dispatch import Dispatch
 from replay_server.entrance import Entrance
 from replay_server.explain import flow_state, stalls
-from replay_server.leases import Lease
+from replay_server.reception import Reception
 from replay_server.replay import Phase, Replay, Store
 from replay_server.requests import grant_of
+from replay_server.revocation import Revocation
 from replay_server.run_directory import RunDirectory
-from replay_server.sessions import GONE_AFTER_S, PING_EVERY_S, Session
 from replay_server.showing import why_unlinked
 from replay_server.snapshot.schedule import SnapshotSchedule
-from replay_server.stall_log import Repeats, StallLog
+from replay_server.stall_log import StallLog
 from replay_server.status import StatusSocket
 from replay_server.stop_signals import StopSignals
 from replay_server.store import choose_device, make_store
@@ -43,15 +43,8 @@ log = logging.getLogger("replay_server")
 CLOSING_GRACE_S = 2.0
 _TEND_EVERY_S = 0.1
 _BURY_EVERY_S = 0.002
-_BURY_WITHIN_S = 1.0
-_MESSAGES_A_TURN = 512
-_RECEIVE_WITHIN_S = 0.002
-_FLOODED_NS = 10**9
-_MOST_STRANGERS = 64
-_PARENT_TOKEN = 0
 _LOOP = "loop"
 _LOOK_FOR_STALLS_EVERY_S = 1.0
-_TELL_REVOKED_NS = 60 * 10**9
 
 
 class Server:
@@ -79,7 +72,9 @@ class Server:
             undo.pop_all()
         self._entrance = Entrance(self._directory, (self.replay.control.door, self._status.door), self.replay.counters)
         self._desk = AttachDesk(self.replay, build_store)
-        self._dispatch = Dispatch(self.replay, self._desk, self.stop)
+        self._reception = Reception(self.replay, self._desk, Dispatch(self.replay, self._desk, self.stop))
+        self._departures = Departures(self.replay, self._desk, self._reception.take_all, self.stop)
+        self._revocation = Revocation(self.replay)
         self._signals = signals
         self._supervisor = Supervisor.of(os.environ if config.parent_pid is None else {})  # a spawned server doesn't speak for its parent
         self._closing_until_s: float | None = None
@@ -88,15 +83,14 @@ class Server:
         self._stalls_at_s = 0.0
         self._is_unlinked_told = False
         self._schedule = self._make_schedule()
-        self._revocations = Repeats(_TELL_REVOKED_NS)
-        self._dying: dict[int, float] = {}  # sessions of dead processes, and until when their last messages are waited for
         self._made_progress = True
         self._spin_s = spin_s()
         self._spin_until_s = 0.0
-        self._is_read_empty = False
         self._is_status_asked = False
         try:
             self._poller = self._make_poller()
+            if config.parent_pid is not None:
+                self._departures.watch_parent(config.parent_pid)
             if schema is not None:
                 self._desk.make_ring_or_wait(schema)
         except BaseException:
@@ -116,7 +110,7 @@ class Server:
         while not self._is_finished():
             self._wait()
             self._entrance.mind(time.monotonic())
-            self._receive()
+            self._made_progress |= self._reception.take_turn()
             self._made_progress |= self._desk.restore()
             self._drain()
             self._commit()
@@ -194,9 +188,6 @@ class Server:
         ):
             if source is not None:
                 poller.register(source, zmq.POLLIN)
-        parent = self.replay.config.parent_pid
-        if parent is not None and (os.getppid() != parent or not self.replay.deaths.watch(_PARENT_TOKEN, ProcessIdentity.of(parent))):
-            raise InvalidRequest(f"--parent-pid {parent}: that process is not this one's parent any more")
         return poller
 
     def _is_finished(self) -> bool:
@@ -231,48 +222,6 @@ class Server:
         self._is_status_asked = self._status.socket in ready
         if self.replay.deaths.fileno() in ready:
             self._tend_at_s = 0.0
-
-    def _receive(self) -> None:
-        """Takes what has come, up to a limit, so that a flood can't keep the rest of the loop from its turn. Peers take turns."""
-        self._take_what_came(_MESSAGES_A_TURN, time.monotonic() + _RECEIVE_WITHIN_S)
-
-    def _receive_all(self) -> None:
-        """Reads the socket empty; under a flood, which never lets it be, so often that each peer's turn has come for all it had sent."""
-        self._take_what_came(self.replay.control.most_unread * (len(self.replay.sessions) + _MOST_STRANGERS), math.inf)
-
-    def _take_what_came(self, most: int, until_s: float) -> None:
-        control = self.replay.control
-        now_s = time.monotonic()
-        for _ in range(most):
-            received = control.receive_nowait()
-            if received is None:
-                self._is_read_empty = True
-                return
-            self._made_progress = True
-            self._take(*received, now_s)
-            now_s = time.monotonic()
-            if now_s >= until_s:
-                break
-        self._is_read_empty = False
-
-    def _take(self, identity: bytes, message: ClientMessage | ProtocolViolation, now_s: float) -> None:
-        if isinstance(message, ProtocolViolation):
-            self.replay.counters.bad_messages += 1
-            log.debug("bad message: %s", message)
-            return
-        if isinstance(message, Hello):
-            self._desk.greet(identity, message, now_s)
-            return
-        session = self.replay.sessions.get(message.session, identity)
-        if session is None or message.generation != self.replay.generation:
-            self.replay.counters.stale_messages += 1
-            self.replay.control.send(identity, Stale(0, self.replay.generation))
-            return
-        session.heard_s = now_s
-        if session.state is SessionState.AWAY:
-            session.happen(SessionEvent.FOUND)
-            session.lost_since_s = None
-        self._dispatch.take(session, message)
 
     def _drain(self) -> None:
         store = self.replay.store
@@ -317,43 +266,11 @@ class Server:
             self._trace("grant", now_ns, leases=len(grants), committed=replay.store.ring.committed)
 
     def _revoke(self) -> None:
-        """Ends leases whose deadline has passed, after the socket was read empty: a release that has come counts.
-
-        A flood, under which it never is, puts that off no longer than _FLOODED_NS: a lease would hold its rows for ever.
-        """
-        deadline_ns = self.replay.leases.next_deadline_ns
         now_ns = time.monotonic_ns()
-        if deadline_ns is None or deadline_ns >= now_ns or not (self._is_read_empty or now_ns - deadline_ns > _FLOODED_NS):
-            return
-        expired = self.replay.leases.expire(now_ns)
-        for lease in expired:
+        leases = self._revocation.end_overdue(now_ns, is_read_empty=self._reception.is_read_empty)
+        if leases:
             self._made_progress = True
-            self.replay.flow.refund(lease.counted_rows)
-            self.replay.counters.leases_revoked += lease.rows > 0  # one without rows was a look, which no count knows of
-            self._tell_revoked(lease, now_ns)
-        if expired:
-            self._trace("revoke", now_ns, leases=len(expired))
-
-    def _tell_revoked(self, lease: Lease, now_ns: int) -> None:
-        """At once the first time, then once a minute for each learner: one whose gathers are slow loses two a second.
-
-        Nothing where it said bye since: what was granted just then it had no use for.
-        """
-        learner = self.replay.sessions.find(lease.session)
-        times = self._revocations.note(lease.session, now_ns) if learner is not None else None
-        if learner is None or times is None:
-            return
-        log.warning(
-            "revoked lease %d of %s, and %d before it that were not told: it held seq %d to %d for %.0f ms (--lease) and was heard last "
-            "%.1f s ago; its gather is too slow for its lease, or it is stopped",
-            lease.lease,
-            learner,
-            times - 1,
-            lease.tail,
-            lease.committed,
-            (now_ns - lease.opened_ns) / 1e6,
-            time.monotonic() - learner.heard_s,
-        )
+            self._trace("revoke", now_ns, leases=leases)
 
     def _trace(self, verb: str, begin_ns: int, **args: int) -> None:
         trace = self.replay.tracing.trace
@@ -366,9 +283,12 @@ class Server:
         if now_s < self._tend_at_s:
             return
         self._tend_at_s = now_s + _TEND_EVERY_S
-        self._bury_the_dead(now_s)
+        if self._departures.bury(now_s):
+            self._made_progress = True
+        if self._departures.is_waiting:
+            self._tend_at_s = now_s + _BURY_EVERY_S
         for session in self.replay.sessions:
-            self._probe(session, now_s)
+            self._departures.probe(session, now_s)
         if self.replay.phase is Phase.WAITING_FOR_MEMORY:
             self._desk.retry_memory()
         if now_s >= self._stalls_at_s:
@@ -392,47 +312,3 @@ class Server:
         if store is not None and not self._is_unlinked_told and store.memory.place.segments_unlinked:
             self._is_unlinked_told = True
             log.error("%s", why_unlinked(store))
-
-    def _bury_the_dead(self, now_s: float) -> None:
-        """Ends the sessions of dead processes, after all they published was read: what they published before they died counts.
-
-        A death is often seen before libzmq's own thread has read the last messages out of the kernel. It has once it has noticed that the
-        connection is gone; a forked child may keep that open, so nobody is waited for longer than _BURY_WITHIN_S.
-        """
-        for token in self.replay.deaths.dead():
-            self.replay.deaths.unwatch(token)
-            if token == _PARENT_TOKEN:
-                log.info("the parent process has ended")
-                self.stop()
-            else:
-                self._dying[token] = now_s + _BURY_WITHIN_S
-        if not self._dying:
-            return
-        dying = [session for session in self.replay.sessions if session.token in self._dying]
-        gone = [s for s in dying if now_s >= self._dying[s.token] or not self.replay.send(s, Ping(s.token, self.replay.generation))]
-        if gone:
-            self._receive_all()
-        for session in gone:
-            if session.state is not SessionState.ENDED:  # its BYE may have been among the last messages
-                self._desk.end(session, "its process has died", is_dead=True)
-        self._dying = {session.token: self._dying[session.token] for session in dying if session not in gone}
-        if self._dying:
-            self._tend_at_s = now_s + _BURY_EVERY_S
-        self._made_progress = True
-
-    def _probe(self, session: Session, now_s: float) -> None:
-        """A PING to a silent session shows whether its connection stands; one that stays away ends, its leases run to their deadlines."""
-        if session.lost_since_s is None and now_s - max(session.heard_s, session.pinged_s) < PING_EVERY_S:
-            return
-        session.pinged_s = now_s
-        if self.replay.send(session, Ping(session.token, self.replay.generation)):
-            if session.state is SessionState.AWAY:
-                session.happen(SessionEvent.FOUND)
-            session.lost_since_s = None
-            return
-        if session.state is SessionState.ATTACHED:
-            session.happen(SessionEvent.LOST)
-        if session.lost_since_s is None:
-            session.lost_since_s = now_s
-        if now_s - session.lost_since_s >= GONE_AFTER_S:
-            self._desk.end(session, f"its connection has been gone for {GONE_AFTER_S:.0f} s", is_lost=True)
