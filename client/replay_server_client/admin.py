@@ -6,20 +6,20 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
 from replay_server_protocol import messages
 from replay_server_protocol.codec import is_text
-from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, shown
-from replay_server_protocol.messages import MAX_TEXT, PROTOCOL_VERSION, Done, Hello, Refused, ServerMessage, TracePart
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.messages import MAX_TEXT, Done, Refused, ServerMessage, TracePart
 from replay_server_protocol.trace import Event, check_writable, save_together
 from replay_server_protocol.trace_part import read_part
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
+from replay_server_client.hello import attached, hello_of
 
 Verb = Literal["stop", "set", "trace-start", "trace-stop"]
 
@@ -49,13 +49,7 @@ class Admin:
     @classmethod
     def connect(cls, name: str | None = None, *, run_dir: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> Self:
         """Opens a session; raises ServerGone if no server answers within ``timeout`` seconds."""
-        connection = Connection(Endpoints.resolve(name, run_dir), _hello)
-        try:
-            connection.attach(Deadline(timeout))
-        except BaseException:
-            connection.close()
-            raise
-        return cls(connection)
+        return cls(attached(name, run_dir, partial(hello_of, "admin", ""), timeout))
 
     def set(self, key: str, value: str, *, timeout: float = 5.0) -> None:
         """Changes ``samples-per-insert`` (a number or "none") or ``tolerance``; raises InvalidRequest for anything else."""
@@ -128,8 +122,3 @@ class Admin:
                 take(answer)
             if deadline.has_passed:
                 raise ReplayTimeout(f"no answer to {verb} within {timeout:g} s: {connection.why_silent()}")
-
-
-def _hello(nonce: int) -> Hello:
-    me = ProcessIdentity.current()
-    return Hello(PROTOCOL_VERSION, nonce, "admin", "", me.pid, me.start_ticks, pid_namespace(), None, None, 0, False, 0, None)

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from replay_server_protocol.errors import AttachRefused, ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
-from replay_server_protocol.messages import PROTOCOL_VERSION, Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.messages import Credit, Explain, Hello, Mapped, Reason, Refused, SegmentLent, ServerMessage
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
+from replay_server_client.hello import hello_of
 from replay_server_client.mailbox import MailReader
 from replay_server_client.policy_version import PolicyVersion
 from replay_server_client.slot_plan import LaneChains
@@ -45,22 +45,7 @@ class CollectorHello:
     run_id: str | None
 
     def __call__(self, nonce: int) -> Hello:
-        me = ProcessIdentity.current()
-        return Hello(
-            version=PROTOCOL_VERSION,
-            nonce=nonce,
-            role="collector",
-            name=self.name,
-            pid=me.pid,
-            start_ticks=me.start_ticks,
-            pid_namespace=pid_namespace(),
-            run_id=self.run_id,
-            schema=self.schema.to_wire(),
-            lanes=self.lanes,
-            counted=self.counted,
-            rows_lost=0,
-            device_uuid=None,
-        )
+        return hello_of("collector", self.name, nonce, run_id=self.run_id, schema=self.schema, lanes=self.lanes, counted=self.counted)
 
 
 Missing = Literal["ring", "credit", "gpu"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from replay_server_protocol.endpoints import check_name
 from replay_server_protocol.errors import InvalidRequest, SchemaMismatch, shown
-from replay_server_protocol.messages import PROTOCOL_VERSION, Hello
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.messages import Hello
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import Trace
 
+from replay_server_client.hello import hello_of
 from replay_server_client.request import is_count
 
 
@@ -25,22 +25,7 @@ class LearnerHello:
     run_id: str | None
 
     def __call__(self, nonce: int) -> Hello:
-        me = ProcessIdentity.current()
-        return Hello(
-            version=PROTOCOL_VERSION,
-            nonce=nonce,
-            role="learner",
-            name=self.name,
-            pid=me.pid,
-            start_ticks=me.start_ticks,
-            pid_namespace=pid_namespace(),
-            run_id=self.run_id,
-            schema=self.schema.to_wire() if self.schema is not None else None,
-            lanes=0,
-            counted=False,
-            rows_lost=0,
-            device_uuid=self.device_uuid,
-        )
+        return hello_of("learner", self.name, nonce, run_id=self.run_id, schema=self.schema, device_uuid=self.device_uuid)
 
 
 def default_name() -> str:

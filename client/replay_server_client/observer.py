@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-from replay_server_protocol.endpoints import Endpoints, check_name
+from replay_server_protocol.endpoints import check_name
 from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, ServerGone, shown
-from replay_server_protocol.messages import PROTOCOL_VERSION, Capture, Captured, Explain, Grant, Hello, Observe, Reason, Refused, Release
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.messages import Capture, Captured, Explain, Grant, Observe, Reason, Refused, Release
 from replay_server_protocol.schema import Schema
 
 from replay_server_client import look
 from replay_server_client.bounce import Bounce
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
+from replay_server_client.hello import attached, hello_of
 from replay_server_client.look import Chunk, Ring, Rows, Selection, T
 from replay_server_client.look_episode import episode_seqs
 from replay_server_client.observed_ring import ObservedRing
@@ -54,20 +55,7 @@ class Observer:
         check_name(name, "observer name")
         if run_id is not None:
             check_name(run_id, "run_id")
-        me = ProcessIdentity.current()
-
-        def hello(nonce: int) -> Hello:
-            return Hello(
-                PROTOCOL_VERSION, nonce, "observer", name, me.pid, me.start_ticks, pid_namespace(), run_id, None, 0, False, 0, None
-            )
-
-        connection = Connection(Endpoints.resolve(server, run_dir), hello)
-        try:
-            connection.attach(Deadline(timeout))
-        except BaseException:
-            connection.close()
-            raise
-        return cls(connection)
+        return cls(attached(server, run_dir, partial(hello_of, "observer", name, run_id=run_id), timeout))
 
     def schema(self, timeout: float | None = 5.0) -> Schema:
         """The ring's schema. Waits for the ring."""

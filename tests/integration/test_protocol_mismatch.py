@@ -16,23 +16,23 @@ from support.reports import report_of
 from support.servers import ServerProcess
 
 CLIENTS: dict[str, Callable[[ServerProcess], Any]] = {
-    "ingress": lambda server: Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir),
-    "learner_hello": lambda server: Learner.connect(server.name, device="cpu", run_dir=server.run_dir),
+    "collector": lambda server: Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir),
+    "learner": lambda server: Learner.connect(server.name, device="cpu", run_dir=server.run_dir),
     "admin": lambda server: Admin.connect(server.name, run_dir=server.run_dir),
 }
 
 
-@pytest.mark.parametrize("module", CLIENTS)
+@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("change", [1, *rarely(-1)])
 def test_another_version_is_refused_at_once_and_the_server_goes_on(
-    start_server: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch, module: str, change: int
+    start_server: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch, client: str, change: int
 ) -> None:
     server = start_server("--capacity", "64", "--slot-rows", "16")
     with monkeypatch.context() as patched:
-        patched.setattr(f"replay_server_client.{module}.PROTOCOL_VERSION", PROTOCOL_VERSION + change)
+        patched.setattr("replay_server_client.hello.PROTOCOL_VERSION", PROTOCOL_VERSION + change)
         told = f"the client speaks protocol {PROTOCOL_VERSION + change}, the server {PROTOCOL_VERSION}: install the same on both sides"
         with pytest.raises(AttachRefused, match=told):
-            CLIENTS[module](server)
+            CLIENTS[client](server)
     assert report_of(server)["counters"]["sessions_opened"] == 0, "the status socket knows no protocol version"
-    CLIENTS[module](server).close()
+    CLIENTS[client](server).close()
     assert report_of(server)["counters"]["sessions_opened"] == 1

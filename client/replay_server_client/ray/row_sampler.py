@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import ReplayTimeout, ServerGone
-from replay_server_protocol.messages import PROTOCOL_VERSION, Cancel, Grant, Hello, Refused, Release, Sample
-from replay_server_protocol.process import ProcessIdentity, pid_namespace
+from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
 
 from replay_server_client.bounce import Bounce
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
+from replay_server_client.hello import hello_of
 from replay_server_client.look import Ring, copy_rows
 from replay_server_client.observed_ring import ObservedRing
 from replay_server_client.ray.parcel import Drawn
@@ -34,12 +35,7 @@ class RowSampler:
 
     def __init__(self, endpoints: Endpoints, name: str) -> None:
         """Attaches with the first call."""
-        me = ProcessIdentity.current()
-
-        def hello(nonce: int) -> Hello:
-            return Hello(PROTOCOL_VERSION, nonce, "learner", name, me.pid, me.start_ticks, pid_namespace(), None, None, 0, False, 0, None)
-
-        self._connection = Connection(endpoints, hello)
+        self._connection = Connection(endpoints, partial(hello_of, "learner", name))
         self._observed = ObservedRing(self._connection)
         self._number = 0
 
