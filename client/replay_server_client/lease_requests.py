@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay_server_protocol.messages import Cancel, Grant, Release, Sample, Unused
+from replay_server_protocol.messages import Cancel, Grant, Observe, Release, Sample, Unused
 
 from replay_server_client.connection import Connection
 
@@ -18,6 +18,11 @@ class LeaseRequests:
         """For a lease to draw ``rows`` rows. The same ``number`` again replaces the waiting request."""
         connection = self._connection
         connection.send(Sample(connection.session, connection.generation, self.ordinal, number, rows, min_committed, max_age_rows))
+
+    def observe(self, number: int) -> None:
+        """For a lease to look at rows of the whole window, which counts nowhere."""
+        connection = self._connection
+        connection.send(Observe(connection.session, connection.generation, self.ordinal, number))
 
     def cancel(self, number: int) -> None:
         """A waiting request is no longer wanted."""

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 
 from replay_server_protocol.errors import ReplayError, ReplayTimeout
-from replay_server_protocol.messages import Grant, Observe, Refused, Release
+from replay_server_protocol.messages import Grant, Refused
 
 from replay_server_client.bounce import Bounce, HostBounce, bounce_bytes
 from replay_server_client.connection import error_of
 from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.engine import Engine
+from replay_server_client.lease_requests import LeaseRequests
 from replay_server_client.look import Ring, T
 
 
@@ -24,7 +25,7 @@ class Lookout:
 
     def __init__(self, engine: Engine, ordinal: int) -> None:
         self._engine = engine
-        self._ordinal = ordinal
+        self._leases = LeaseRequests(engine.connection, ordinal)
         self._number = 0
         self._is_wanted = False
         self._asked_ns = 0
@@ -45,7 +46,7 @@ class Lookout:
 
         self._engine.drive(is_there, deadline)
         if found is None:
-            reason = self._engine.explain(self._ordinal, self._number, deadline)
+            reason = self._engine.explain(self._leases.ordinal, self._number, deadline)
             raise ReplayTimeout(f"there is no ring to look at after {deadline.elapsed_s:.2f} s: {reason}")
         return found
 
@@ -61,7 +62,7 @@ class Lookout:
                 if time.monotonic_ns() <= grant.deadline_ns:  # after the copy was seen complete: the order makes it safe
                     done.append(made)
             finally:
-                self._engine.connection.send(Release(grant.session, grant.generation, grant.lease, is_used=True))
+                self._leases.release(grant, is_used=True)
 
         self._number += 1
         self._grant, self._error, self._asked_ns, self._is_wanted = None, None, 0, True
@@ -77,15 +78,14 @@ class Lookout:
         if not self._is_wanted or self._grant is not None or self._error is not None or now_ns - self._asked_ns < ASK_AGAIN_NS:
             return False
         self._asked_ns = now_ns
-        connection = self._engine.connection
-        connection.send(Observe(connection.session, connection.generation, self._ordinal, self._number))
+        self._leases.observe(self._number)
         return True
 
     def granted(self, grant: Grant) -> None:
         if self._is_wanted and grant.number == self._number:
             self._grant = grant
         else:
-            self._engine.connection.send(Release(grant.session, grant.generation, grant.lease, is_used=True))
+            self._leases.release(grant, is_used=True)
 
     def refused(self, refused: Refused) -> None:
         self._error = error_of(refused)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from replay_server_protocol.errors import AttachRefused, ProtocolViolation
-from replay_server_protocol.messages import Challenge, Proof, Proved, RingAt
+from replay_server_protocol.messages import Challenge, Proof, Proved, Refused, RingAt
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
 
 from replay_server_client.bounce import Bounce, HostBounce, bounce_bytes
-from replay_server_client.connection import Connection
+from replay_server_client.connection import Connection, error_of
 from replay_server_client.look import Ring
 
 _PROOF_BYTES = 64
@@ -34,9 +34,12 @@ class ObservedRing:
         self._at: RingAt | None = None
         self._mapping: _Mapping | None = None
 
-    def take(self, message: object) -> None:
-        """Acts on what the server says of the ring; anything else is not its business."""
+    def receive(self, timeout_s: float) -> object:
+        """The session's next message, or None; what the server says of the ring is acted on. Raises what a REFUSED carries."""
+        message = self._connection.receive(timeout_s)
         match message:
+            case Refused():
+                raise error_of(message)
             case RingAt():
                 if self._mapping is None:
                     with self._connection.opening_memory():
@@ -49,6 +52,15 @@ class ObservedRing:
                 ring = Ring(self._at, Schema.from_wire(self._at.schema))
                 self.bounce = self._mapping.bounce(bounce_bytes(ring.record_bytes))
                 self.ring = ring
+        return message
+
+    def lose(self) -> bool:
+        """Unmaps after ServerGone. True if the session still stood, for the server was about to go: that was told BYE."""
+        self.let_go()
+        stood = self._connection.is_attached
+        if stood:
+            self._connection.say_bye()
+        return stood
 
     def let_go(self) -> None:
         """Unmaps; every copy is complete by then."""

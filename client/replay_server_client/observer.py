@@ -12,14 +12,15 @@ from typing import Self
 import numpy as np
 from replay_server_protocol.endpoints import check_name
 from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, ServerGone, shown
-from replay_server_protocol.messages import Capture, Captured, Explain, Grant, Observe, Reason, Refused, Release
+from replay_server_protocol.messages import Capture, Captured, Explain, Grant, Reason
 from replay_server_protocol.schema import Schema
 
 from replay_server_client import look
 from replay_server_client.bounce import Bounce
-from replay_server_client.connection import Connection, error_of
+from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_client.hello import attached, hello_of
+from replay_server_client.lease_requests import LeaseRequests
 from replay_server_client.look import Chunk, Ring, Rows, Selection, T
 from replay_server_client.look_episode import episode_seqs
 from replay_server_client.observed_ring import ObservedRing
@@ -144,6 +145,7 @@ class _Leases:
     def __init__(self, connection: Connection, observed: ObservedRing) -> None:
         self._connection = connection
         self._observed = observed
+        self._asking = LeaseRequests(connection, 0)
         self._number = 0
 
     def ring(self, deadline: Deadline) -> Ring:
@@ -173,7 +175,7 @@ class _Leases:
             is_in_time = time.monotonic_ns() <= grant.deadline_ns  # after the copy was seen complete: the order makes it safe
         finally:
             if self._connection.is_attached:
-                self._connection.send(Release(grant.session, grant.generation, grant.lease, is_used=True))
+                self._asking.release(grant, is_used=True)
         return done if is_in_time else None
 
     def capture(self, deadline: Deadline) -> Captured:
@@ -196,7 +198,7 @@ class _Leases:
         self._number += 1
         connection = self._connection
         while True:
-            connection.send(Observe(connection.session, connection.generation, 0, self._number))
+            self._asking.observe(self._number)
             asked_until = Deadline(min(deadline.remaining_s, _ASK_AGAIN_S))
             while True:
                 answer = self._receive(asked_until.remaining_s)
@@ -205,25 +207,18 @@ class _Leases:
                 if isinstance(answer, Grant) and answer.number == self._number:
                     return answer
                 if isinstance(answer, Grant):  # of an earlier question, asked twice
-                    connection.send(Release(answer.session, answer.generation, answer.lease, is_used=True))
+                    self._asking.release(answer, is_used=True)
                 if answer is None and asked_until.has_passed:
                     break
             if deadline.has_passed:
                 raise ReplayTimeout(f"no lease to look after {deadline.elapsed_s:.2f} s: {connection.why_silent()}")
 
     def _receive(self, timeout_s: float) -> object:
-        """The next message; what is about the ring is acted on. A lost server's ring is unmapped."""
+        """The next message; None also where the server was lost, whose ring is unmapped then."""
         try:
-            message = self._connection.receive(timeout_s)
-            if isinstance(message, Refused):
-                raise error_of(message)
-            if message is not None:
-                self._observed.take(message)
-            return message
+            return self._observed.receive(timeout_s)
         except ServerGone:
-            self._observed.let_go()
-            if self._connection.is_attached:
-                self._connection.say_bye()
+            if self._observed.lose():
                 raise
             return None
 

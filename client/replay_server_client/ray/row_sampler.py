@@ -16,12 +16,13 @@ from functools import partial
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.errors import ReplayTimeout, ServerGone
-from replay_server_protocol.messages import Cancel, Grant, Refused, Release, Sample
+from replay_server_protocol.messages import Grant
 
 from replay_server_client.bounce import Bounce
-from replay_server_client.connection import Connection, error_of
+from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_client.hello import hello_of
+from replay_server_client.lease_requests import LeaseRequests
 from replay_server_client.look import Ring, copy_rows
 from replay_server_client.observed_ring import ObservedRing
 from replay_server_client.ray.parcel import Drawn
@@ -37,6 +38,7 @@ class RowSampler:
         """Attaches with the first call."""
         self._connection = Connection(endpoints, partial(hello_of, "learner", name))
         self._observed = ObservedRing(self._connection)
+        self._leases = LeaseRequests(self._connection, 0)
         self._number = 0
 
     def draw(self, n: int, key: Sequence[int], timeout_s: float) -> Drawn:
@@ -74,7 +76,7 @@ class RowSampler:
             is_in_time = time.monotonic_ns() <= grant.deadline_ns  # after the copy was complete: the order makes it safe
         finally:
             if self._connection.is_attached:
-                self._connection.send(Release(grant.session, grant.generation, grant.lease, is_used=is_in_time))
+                self._leases.release(grant, is_used=is_in_time)
         return drawn if is_in_time else None
 
     def _copied(self, n: int, key: Sequence[int], ring: Ring, grant: Grant, bounce: Bounce) -> Drawn:
@@ -87,33 +89,25 @@ class RowSampler:
         return Drawn(rows, results, ring.schema.to_wire(), grant.generation, size_rows)
 
     def _granted(self, n: int, deadline: Deadline) -> Grant:
-        connection = self._connection
         self._number += 1
         asked_s = -_ASK_AGAIN_S
         while True:
             if time.monotonic() - asked_s >= _ASK_AGAIN_S:
                 asked_s = time.monotonic()
-                connection.send(Sample(connection.session, connection.generation, 0, self._number, n, 0, None))
+                self._leases.ask(self._number, n)
             answer = self._receive(min(deadline.remaining_s, _ASK_AGAIN_S))
             if isinstance(answer, Grant) and answer.number == self._number:
                 return answer
             if isinstance(answer, Grant):  # of a question that was given up
-                connection.send(Release(answer.session, answer.generation, answer.lease, is_used=False))
+                self._leases.release(answer, is_used=False)
             if deadline.has_passed:
-                connection.send(Cancel(connection.session, connection.generation, 0, self._number))
-                raise ReplayTimeout(f"{n} rows were not granted after {deadline.elapsed_s:.2f} s: {connection.why_silent()}")
+                self._leases.cancel(self._number)
+                raise ReplayTimeout(f"{n} rows were not granted after {deadline.elapsed_s:.2f} s: {self._connection.why_silent()}")
 
     def _receive(self, timeout_s: float) -> object:
-        """The next message; what is about the ring is acted on. A lost server's ring is unmapped."""
+        """The next message. A lost server's ring is unmapped."""
         try:
-            message = self._connection.receive(timeout_s)
-            if isinstance(message, Refused):
-                raise error_of(message)
-            if message is not None:
-                self._observed.take(message)
-            return message
+            return self._observed.receive(timeout_s)
         except ServerGone:
-            self._observed.let_go()
-            if self._connection.is_attached:
-                self._connection.say_bye()
+            self._observed.lose()
             raise
