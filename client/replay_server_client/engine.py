@@ -62,6 +62,15 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._wake = Wake()
 
+    def open(self, timeout: float | None) -> None:
+        """Attaches and starts the background thread; closes where it can't, also for a ``timeout`` that is refused."""
+        try:
+            self.attach(Deadline(timeout))
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
     def attach(self, deadline: Deadline) -> None:
         """Opens a session; waits for a server until the deadline. Called by the caller's thread only, while no other drives."""
         with self._lock:

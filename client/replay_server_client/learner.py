@@ -120,12 +120,7 @@ class Learner:
         hello = LearnerHello(learner_name, device_uuid(check_device(device)), schema, run_id)
         connection = Connection(Endpoints.resolve(server, run_dir), hello, trace, f"learner {learner_name}")
         engine = Engine(connection, device, schema, reattaches=reattach, require_zero_copy=require_zero_copy)
-        try:
-            engine.attach(Deadline(timeout))
-            engine.start()
-        except BaseException:
-            engine.close()
-            raise
+        engine.open(timeout)
         return cls(engine, Seeds(seed, learner_name), prefetch, compiled if compile else plain)
 
     @property

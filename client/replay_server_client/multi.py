@@ -22,8 +22,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Self
 
 import torch
 from replay_server_protocol.endpoints import RANK_VARIABLE, Endpoints
@@ -38,12 +37,11 @@ from replay_server_client.joint import Joint
 from replay_server_client.learner import Learner, LearnerStatistics
 from replay_server_client.learner_hello import default_name
 from replay_server_client.mapping import check_device
-from replay_server_client.multi_batch import MassReader, MultiBatch, Origin
-from replay_server_client.request import Request, RequestOptions, with_masses
+from replay_server_client.multi_batch import MassReader, MultiBatch, Origin, weigh
+from replay_server_client.request import Request
 from replay_server_client.router import Counts, Mode, OnLoss, Router
 from replay_server_client.shard import ShardLearner, seconds_left
-
-_LOOK_AGAIN_S = 0.02
+from replay_server_client.union_learner import LOOK_AGAIN_S, UnionLearner, request_of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +59,43 @@ class MultiStatistics:
     shards: dict[str, LearnerStatistics]
 
 
-class MultiLearner:
-    """Samples from several servers as from one. For one thread at a time. ``router`` knows the shards; it is to be read, not told."""
+@dataclass(frozen=True, slots=True)
+class _Connect:
+    """How the learner of each shard is connected: fields as the arguments of ``Learner.connect``."""
+
+    device: str
+    seed: int
+    name: str
+    prefetch: int
+    schema: Schema | None
+    run_id: str | None
+    compile: bool
+    require_zero_copy: bool
+
+    def __call__(self, endpoints: Endpoints, place: int, timeout: float | None) -> Learner:
+        return Learner.connect(
+            endpoints.name,
+            device=self.device,
+            seed=request_key(self.seed, place, endpoints.name, 0, 0),  # of equal seeds shards would draw rows at equal places
+            name=self.name,
+            prefetch=self.prefetch,
+            run_dir=endpoints.run_dir,
+            timeout=timeout,
+            schema=self.schema,
+            run_id=self.run_id,
+            compile=self.compile,
+            reattach=False,
+            require_zero_copy=self.require_zero_copy,
+        )
+
+
+class MultiLearner(UnionLearner[MultiBatch]):
+    """Samples from several servers of this host as from one. For one thread at a time. ``router`` knows the shards; it is to be read, not
+    told. The memory of a batch's tensors is written again by the call after the one that ends it; ``max_age_rows``: each shard's newest."""
 
     def __init__(self, shards: Sequence[ShardLearner], router: Router, device: str) -> None:
         """Use ``connect``."""
-        self.router = router
+        super().__init__(router)
         self._shards = shards
         self._device = device
         self._masses = MassReader()
@@ -74,7 +103,6 @@ class MultiLearner:
         self._last: dict[Request, MultiBatch] = {}
         self._rows = dict.fromkeys(router.shards, 0)
         self._batches = self._stale_updates = 0
-        self._was_ready = False
 
     @classmethod
     def connect(
@@ -111,94 +139,14 @@ class MultiLearner:
         learner_name = default_name() if name is None else name
         if not isinstance(seed, int):
             raise InvalidRequest(f"seed={shown(seed)}: an integer")
-        router = Router(
-            names,
-            mode=mode,
-            own=own,
-            seed=request_key(seed, 0, learner_name, len(names), 0),
-            min_size=min_size,
-            floor_rows=floor_rows,
-            on_loss=on_loss,
-        )
+        router_seed = request_key(seed, 0, learner_name, len(names), 0)
+        router = Router(names, mode=mode, own=own, seed=router_seed, min_size=min_size, floor_rows=floor_rows, on_loss=on_loss)
         gathered_on = device if check_device(device) in ("cpu", "mps") else "auto"
-
-        def attach(endpoints: Endpoints, place: int, timeout_s: float | None) -> Learner:
-            return Learner.connect(
-                endpoints.name,
-                device=gathered_on,
-                seed=request_key(seed, place, endpoints.name, 0, 0),  # of equal seeds shards would draw rows at equal places
-                name=learner_name,
-                prefetch=prefetch,
-                run_dir=endpoints.run_dir,
-                timeout=timeout_s,
-                schema=schema,
-                run_id=run_id,
-                compile=compile,
-                reattach=False,
-                require_zero_copy=require_zero_copy,
-            )
-
-        wanted = [place for place, name in enumerate(names) if own in (None, name)]
-        shards = [ShardLearner(place, Endpoints.resolve(names[place], run_dir), attach) for place in wanted]
-        learner = cls(shards, router, device)
-        try:
-            for shard in shards:
-                shard.attach(seconds_left(deadline, timeout))
-        except BaseException:
-            learner.close()
-            raise
+        connect = _Connect(gathered_on, seed, learner_name, prefetch, schema, run_id, compile, require_zero_copy)
+        wanted = {place: Endpoints.resolve(name, run_dir) for place, name in enumerate(names) if own in (None, name)}
+        learner = cls([ShardLearner(place, endpoints, connect) for place, endpoints in wanted.items()], router, device)
+        learner._attach(deadline, timeout)
         return learner
-
-    @property
-    def shards(self) -> tuple[str, ...]:
-        """Names of the servers; the shard of an id is its place here."""
-        return self.router.shards
-
-    def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once sampling may begin: every shard holds its floor, all together ``min_size`` rows.
-
-        Raises ReplayTimeout naming what is missing.
-        """
-        deadline = Deadline(timeout)
-        while not self._is_ready():
-            if deadline.has_passed:
-                raise ReplayTimeout(f"wait_ready waited {deadline.elapsed_s:.2f} s: {self.router.missing()}")
-            time.sleep(min(_LOOK_AGAIN_S, deadline.remaining_s))  # other processes' rows are no event here
-
-    def sample(
-        self,
-        n: int,
-        *,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        timeout: float | None = 5.0,
-        alpha: float | None = None,
-        beta: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> MultiBatch:
-        """The next batch of ``n`` transitions of the union. Arguments as of ``Learner.sample``; ``max_age_rows``: each shard's newest.
-
-        Ends the batch before; its tensors' memory is written again by the call after this one. Raises what ``Learner.sample`` raises,
-        naming the shard, and ShardLost.
-        """
-        return self._sample(Request.transitions(n, n_step=n_step, gamma=gamma, **options), timeout, alpha, beta)
-
-    def sequences(
-        self,
-        n: int,
-        *,
-        length: int = 64,
-        burn_in: int = 0,
-        stride: int = 1,
-        crosses_episodes: bool = False,
-        timeout: float | None = 5.0,
-        alpha: float | None = None,
-        beta: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> MultiBatch:
-        """As ``sample``, of what ``Learner.sequences`` gives: any row of the union is equally likely to be a first row."""
-        request = Request.sequences(n, length=length, burn_in=burn_in, stride=stride, crosses_episodes=crosses_episodes, **options)
-        return self._sample(request, timeout, alpha, beta)
 
     def update_priorities(self, batch: MultiBatch, priorities: Tensor | Sequence[float]) -> None:
         """As ``Learner.update_priorities``, of each shard's rows to that shard. Those of a shard that was lost since, or has another
@@ -226,18 +174,17 @@ class MultiLearner:
         for shard in self._shards:
             shard.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    def _attach(self, deadline: Deadline, timeout: float | None) -> None:
+        """To every shard; closes where one can't be."""
+        try:
+            for shard in self._shards:
+                shard.attach(seconds_left(deadline, timeout))
+        except BaseException:
+            self.close()
+            raise
 
     def _sample(self, asked: Request, timeout: float | None, alpha: float | None, beta: float | None) -> MultiBatch:
-        if asked.half_life_rows is not None and not asked.is_by_priority:
-            raise InvalidRequest(
-                "half_life_rows over several servers needs by='priority': uniform shards don't tell the mass of their rows"
-            )
-        request, deadline = with_masses(asked) if asked.is_by_priority else asked, Deadline(timeout)
+        request, deadline = request_of_each(asked), Deadline(timeout)
         if not self._was_ready:
             self.wait_ready(timeout)
         if (last := self._last.pop(request, None)) is not None:
@@ -250,8 +197,7 @@ class MultiLearner:
     def _is_ready(self) -> bool:
         for shard in self._shards:
             shard.look(self.router)
-        self._was_ready = self._was_ready or not self.router.missing()
-        return self._was_ready
+        return self._was_ready or not self.router.missing()
 
     def _take(
         self, request: Request, deadline: Deadline, timeout: float | None, alpha: float | None, beta: float | None
@@ -266,7 +212,7 @@ class MultiLearner:
                     taken.append((shard, batch))
             if taken or self.router.on_loss == "raise" or deadline.has_passed:
                 return taken
-            time.sleep(min(_LOOK_AGAIN_S, deadline.remaining_s))
+            time.sleep(min(LOOK_AGAIN_S, deadline.remaining_s))
 
     def _batch_of(
         self, shard: ShardLearner, request: Request, deadline: Deadline, timeout: float | None, alpha: float | None, beta: float | None
@@ -300,7 +246,7 @@ class MultiLearner:
             self._joints[request] = Joint(_device_for(self._device, some[0][0]))
         batch = MultiBatch(*self._joints[request].join(some), origins, counts)
         if request.tells_mass:
-            batch.weigh(self.router.least, taken[0][0].sampler(request).beta)
+            weigh(batch, self.router.least, taken[0][0].sampler(request).beta)
         self._batches += 1
         return batch
 

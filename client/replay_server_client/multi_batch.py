@@ -54,13 +54,17 @@ class MultiBatch(MixedBatch):
         ids[:, 2], ids[:, 3] = results["indices"], results["seqs"]
         return ids
 
-    def weigh(self, least: float, beta: float) -> None:
-        """Sets the weights of a draw by priority; ``least`` is the smallest mass above 0 in any shard. On the current stream."""
-        results = self.memory().results
-        if math.isfinite(least):
-            results["weights"].copy_(importance_weights(results["masses"], least, beta))
-        else:
-            results["weights"].fill_(1)  # no row has a priority: the draw was uniform
+
+def weigh(batch: Batch, least: float, beta: float) -> None:
+    """Sets the weights of a union's draw by priority; ``least`` is the smallest mass above 0 in any shard, inf where there is none.
+
+    On the current stream.
+    """
+    results = batch.memory().results
+    if math.isfinite(least):
+        results["weights"].copy_(importance_weights(results["masses"], least, beta))
+    else:
+        results["weights"].fill_(1)  # no row has a priority: the draw was uniform
 
 
 class MassReader:

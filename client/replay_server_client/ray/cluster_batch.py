@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from replay_server_client.batch import Batch
 from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.ray.parcel import Drawn
 from replay_server_client.request import Request
-from replay_server_client.router import ID_COLUMNS, Counts, importance_weights
+from replay_server_client.router import ID_COLUMNS, Counts
 
 
 class Part(NamedTuple):
@@ -47,14 +46,6 @@ class ClusterBatch(Batch):
     def epoch(self) -> int:
         """Of the membership it was drawn in."""
         return self.counts.epoch
-
-    def weigh(self, least: float, beta: float) -> None:
-        """Sets the weights of draws by priority; ``least`` is the smallest mass above 0 in any shard, inf where there is none."""
-        results = self.memory().results
-        if math.isfinite(least):
-            results["weights"].copy_(importance_weights(results["masses"], least, beta))
-        else:
-            results["weights"].fill_(1)  # no row has a priority: the draw was uniform
 
 
 class Assembly:

@@ -18,6 +18,7 @@ from replay_server_protocol.errors import ReplayError, ReplayTimeout, ServerGone
 from replay_server_protocol.schema import Schema
 
 from replay_server_client.deadline import Deadline
+from replay_server_client.multi_batch import weigh
 from replay_server_client.ray.cluster_batch import Assembly, ClusterBatch, Part
 from replay_server_client.ray.parcel import Asked, Drawn
 from replay_server_client.ray.shard_host import ShardHost
@@ -203,5 +204,5 @@ class ClusterSampler:
         batch = ClusterBatch(self._assembly.memory, self._batches, self._assembly.ids, parts, asking.counts, sizes)
         if self.request.tells_mass:
             leasts = [least for place, (_, _, least) in self._masses.items() if self._router.shards[place] in self._router.taking_part]
-            batch.weigh(min(leasts, default=math.inf), self._default_beta if self._beta is None else self._beta)
+            weigh(batch, min(leasts, default=math.inf), self._default_beta if self._beta is None else self._beta)
         return batch

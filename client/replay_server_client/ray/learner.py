@@ -20,11 +20,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict
-from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import TypedDict
 
 import torch
-from replay_server_protocol.errors import InvalidRequest, ReplayTimeout, ServerGone, shown
+from replay_server_protocol.errors import InvalidRequest, ServerGone, shown
 from torch import Tensor
 
 from replay_server_client.deadline import Deadline
@@ -32,12 +31,12 @@ from replay_server_client.ray.cluster_batch import ClusterBatch
 from replay_server_client.ray.cluster_sampler import Asker, ClusterSampler
 from replay_server_client.ray.parcel import Priorities
 from replay_server_client.ray.shard_host import ShardHost
-from replay_server_client.request import Request, RequestOptions, with_masses
+from replay_server_client.request import Request
 from replay_server_client.router import Mode, OnLoss, Router
+from replay_server_client.union_learner import UnionLearner, request_of_each
 
 _LOOK_EVERY_S = 0.2
 _LOOK_WAIT_S = 5.0
-_LOOK_AGAIN_S = 0.02
 
 
 class LearnerOptions(TypedDict, total=False):
@@ -53,8 +52,9 @@ class LearnerOptions(TypedDict, total=False):
     prefetch: bool
 
 
-class ClusterLearner:
-    """Samples from several shards as from one. For one thread at a time. ``router`` is to be read, not told."""
+class ClusterLearner(UnionLearner[ClusterBatch]):
+    """Samples from several nodes' shards as from one. For one thread at a time. ``router`` is to be read, not told. Without
+    ``max_age_rows``: InvalidRequest."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ClusterLearner:
         """``mode`` to ``on_loss`` are the router's; batches lie on ``device``, cpu or cuda[:N]. With ``prefetch`` the next batch is asked
         for as one is returned: its counts follow the sizes and masses of that moment, and rows of a shard that is lost just then may still
         be in it; without, each call waits for a round trip."""
-        self.router = Router(list(hosts), mode=mode, own=own, seed=seed, min_size=min_size, floor_rows=floor_rows, on_loss=on_loss)
+        super().__init__(Router(list(hosts), mode=mode, own=own, seed=seed, min_size=min_size, floor_rows=floor_rows, on_loss=on_loss))
         self._device = torch.device(device)
         if self._device.type not in ("cpu", "cuda"):
             raise InvalidRequest(f"device={shown(device)}: batches of several nodes lie on cpu or cuda")
@@ -84,59 +84,11 @@ class ClusterLearner:
         self._look_at_s = dict.fromkeys(hosts, 0.0)
         self._samplers: dict[Request, ClusterSampler] = {}
         self._updates: list[tuple[Future[int], int]] = []
-        self._was_ready = False
 
     @property
     def losses(self) -> int:
         """How often a shard was lost that was asked for rows."""
         return sum(sampler.losses for sampler in self._samplers.values())
-
-    def wait_ready(self, timeout: float | None = None) -> None:
-        """Returns once sampling may begin. Raises ReplayTimeout naming what is missing."""
-        deadline = Deadline(timeout)
-        while True:
-            self._look()
-            if not self.router.missing():
-                self._was_ready = True
-                return
-            if deadline.has_passed:
-                raise ReplayTimeout(f"wait_ready waited {deadline.elapsed_s:.2f} s: {self.router.missing()}")
-            time.sleep(min(_LOOK_AGAIN_S, deadline.remaining_s))
-
-    def sample(
-        self,
-        n: int,
-        *,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        timeout: float | None = 5.0,
-        alpha: float | None = None,
-        beta: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> ClusterBatch:
-        """``n`` transitions of the union; arguments as of ``Learner.sample``. Ends the batch of the same request before.
-
-        Raises ReplayTimeout naming the shard, ShardLost where a loss is to be raised or no shard is left, InvalidRequest, and what a
-        sidecar refuses.
-        """
-        return self._sample(Request.transitions(n, n_step=n_step, gamma=gamma, **options), timeout, alpha, beta)
-
-    def sequences(
-        self,
-        n: int,
-        *,
-        length: int = 64,
-        burn_in: int = 0,
-        stride: int = 1,
-        crosses_episodes: bool = False,
-        timeout: float | None = 5.0,
-        alpha: float | None = None,
-        beta: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> ClusterBatch:
-        """As ``sample``, of what ``Learner.sequences`` gives: any row of the union is equally likely to be a first row."""
-        request = Request.sequences(n, length=length, burn_in=burn_in, stride=stride, crosses_episodes=crosses_episodes, **options)
-        return self._sample(request, timeout, alpha, beta)
 
     def update_priorities(self, batch: ClusterBatch, priorities: Tensor | Sequence[float]) -> None:
         """Sends each shard the new priorities, finite and 0 or above, of its draws; they count from its next
@@ -186,12 +138,6 @@ class ClusterLearner:
                 host.leave(self._asker.name)
             host.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def _sample(self, asked: Request, timeout: float | None, alpha: float | None, beta: float | None) -> ClusterBatch:
         sampler, deadline = self._sampler(asked), Deadline(timeout)
         if (alpha is not None or beta is not None) and not asked.is_by_priority:
@@ -210,13 +156,15 @@ class ClusterLearner:
     def _sampler(self, asked: Request) -> ClusterSampler:
         if asked.max_age_rows is not None:
             raise InvalidRequest("max_age_rows is not there over several nodes: a shard's newest rows are no window of the union")
-        if asked.half_life_rows is not None and not asked.is_by_priority:
-            raise InvalidRequest("half_life_rows over several nodes needs by='priority': uniform shards don't tell the mass of their rows")
-        request = with_masses(asked) if asked.is_by_priority else asked
+        request = request_of_each(asked)
         if request not in self._samplers:
             turns = 2 if self._is_prefetching else 1
             self._samplers[request] = ClusterSampler(request, self.router, self._hosts, self._asker, self._device, turns)
         return self._samplers[request]
+
+    def _is_ready(self) -> bool:
+        self._look()
+        return not self.router.missing()
 
     def _look(self) -> None:
         """Asks shards that take no part what they hold, five times a second; never waits."""
