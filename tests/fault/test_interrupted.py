@@ -126,8 +126,7 @@ def be_interrupted(name: str, run_dir: str, seconds: float) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         begin_s = time.monotonic()
         collector.write(marker_steps(0, 1, step, 50))
-        seq = collector.flush()
-        batch = learner.sample(100, min_committed=seq)
+        batch = learner.sample(100, min_committed=(seq := collector.flush()))
         waited_s = time.monotonic() - begin_s
         assert (batch["step"] < step + 50).all()
         return {"interrupts": interrupts, "waited_s": waited_s, "seq": seq, **asdict(collector.statistics())}

@@ -57,6 +57,14 @@ def drawn(learner: Any, batches: int, n: int) -> Counter[int]:
     return counts
 
 
+def draw_until_all_take_part(learner: Any, but: str = "") -> None:
+    """All shards but ``but``; for half a minute at most."""
+    end, awaited = time.monotonic() + 30, tuple(shard for shard in SIZES if shard != but)
+    while learner.router.taking_part != awaited and time.monotonic() < end:
+        drawn(learner, 1, 500)
+    assert learner.router.taking_part == awaited
+
+
 @pytest.mark.timeout(300)
 def test_draws_are_uniform_over_the_union_and_stay_so_as_sidecar_actor_and_node_are_lost(
     ray_nodes: Any, shards: dict[str, ServerProcess], sidecars: Callable[..., ServerProcess]
@@ -76,11 +84,8 @@ def test_draws_are_uniform_over_the_union_and_stay_so_as_sidecar_actor_and_node_
         epoch = learner.router.epoch
         host = ray.get_actor("replay-host:two", namespace="replay")
         os.kill(ray.get(host.report.remote())["pid"], 9)  # an actor: its ring survives, and it comes back
-        after = drawn(learner, 1, 5000)
-        end = time.monotonic() + 30
-        while len(learner.router.taking_part) < 3 and time.monotonic() < end:
-            after += drawn(learner, 1, 500)
-        assert learner.router.taking_part == tuple(SIZES)
+        drawn(learner, 1, 5000)
+        draw_until_all_take_part(learner)
         assert learner.router.epoch >= epoch + 2
         assert abs(chi_square(drawn(learner, 10, 20_000), range(1000))) < 4
 
@@ -104,9 +109,7 @@ def test_draws_are_uniform_over_the_union_and_stay_so_as_sidecar_actor_and_node_
 
         successor = filled(sidecars, 400, 600)  # of that shard on a new node
         start_host("three", server=successor.name, run_dir=successor.run_dir, node_id=ray_nodes.add("gpu-next"))
-        end = time.monotonic() + 30
-        while "three" not in learner.router.taking_part and time.monotonic() < end:
-            drawn(learner, 1, 500)
+        draw_until_all_take_part(learner, but="one")
         assert abs(chi_square(drawn(learner, 10, 20_000), range(100, 1000))) < 4
 
     with connect_learner(["two", "one"], on_loss="raise", prefetch=False) as strict, pytest.raises(TimeoutError, match="one"):
