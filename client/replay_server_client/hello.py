@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.messages import PROTOCOL_VERSION, Hello
-from replay_server_protocol.messages import Role
+from replay_server_protocol.messages import PROTOCOL_VERSION, Hello, Role
 from replay_server_protocol.process import ProcessIdentity, pid_namespace
 from replay_server_protocol.schema import Schema
 
