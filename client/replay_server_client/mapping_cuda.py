@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import torch
@@ -21,7 +22,8 @@ from replay_server_client.ring_tensors import NO_RING, RingTensors
 _HANDLE_BYTES = 64
 
 _ONE_AT_A_TIME = threading.Lock()
-"""The driver counts how often a process has opened a handle, but not for two threads at once: one of them gets cudaErrorAlreadyMapped."""
+_OPEN_ATTEMPTS = 50
+_OPEN_AGAIN_S = 0.01
 
 
 class CudaMapping:
@@ -36,8 +38,7 @@ class CudaMapping:
         with relaxed_capture_mode(), torch.cuda.device(device):
             torch.cuda.init()
             torch.cuda.current_stream(device).synchronize()  # makes the device's context before the first call past torch
-            with _ONE_AT_A_TIME:
-                status, self._address = cudart.cudaIpcOpenMemHandle(handle, cudart.cudaIpcMemLazyEnablePeerAccess)
+            status, self._address = _open(handle)
         if status != cudart.cudaError_t.cudaSuccess:
             cudart.cudaGetLastError()  # else torch's next call would raise it
             raise AttachRefused(
@@ -63,6 +64,21 @@ class CudaMapping:
         if status != cudart.cudaError_t.cudaSuccess:
             cudart.cudaGetLastError()
             raise DeviceError(f"cudaIpcCloseMemHandle on {self._device}: {status.name}")
+
+
+def _open(handle: cudart.cudaIpcMemHandle_t) -> tuple[cudart.cudaError_t, int]:
+    """The driver counts how often a process has opened a handle. At a bad moment it says cudaErrorAlreadyMapped instead: seen once on a
+    busy H200, as a second learner of a process mapped the ring; UCX opens under a lock for the same reason. Then it is asked again, for up
+    to half a second."""
+    for attempt in range(_OPEN_ATTEMPTS):
+        if attempt:
+            time.sleep(_OPEN_AGAIN_S)
+        with _ONE_AT_A_TIME:
+            status, address = cudart.cudaIpcOpenMemHandle(handle, cudart.cudaIpcMemLazyEnablePeerAccess)
+        if status != cudart.cudaError_t.cudaErrorAlreadyMapped:
+            break
+        cudart.cudaGetLastError()  # else the next attempt, or torch's next call, would raise it
+    return status, address
 
 
 class _Allocation:

@@ -47,7 +47,8 @@ class SideStreams:
 
 
 def _left_by_another_learner(device: torch.device, *, captures: bool) -> SideStream | None:
-    for side in [side for side in _idle if (side.device, side.captures) == (device, captures)]:
+    """The one left last: whoever takes turns through all that are left grows the memory of each."""
+    for side in [side for side in reversed(_idle) if (side.device, side.captures) == (device, captures)]:
         try:
             _idle.remove(side)
         except ValueError:  # taken by another thread
