@@ -93,19 +93,24 @@ class RunDirectory:
 
     def note_holders(self, holders: Iterable[RingHolder]) -> None:
         """Writes down who maps the ring, for the next server of this name."""
-        path = self.endpoints.learners_path
-        beside = path.with_suffix(".learners-new")
+        path, beside = self.endpoints.learners_path, self._unfinished_learners_path
         try:
             beside.write_text(json.dumps([asdict(holder) for holder in holders]), "utf-8")
             beside.replace(path)
         except OSError as error:
             log.warning("%s can't be written (%s): the next server will not know who holds this ring", path, error.strerror)
 
+    @property
+    def _unfinished_learners_path(self) -> Path:
+        """Stays where the disk was full."""
+        return self.endpoints.learners_path.with_suffix(".learners-new")
+
     def release(self) -> None:
         """Removes every file of this server, and the directory if this life made it and nobody else uses it, and gives the name up."""
         self.swept += sweep_segments(self.run_id)
         if self.is_held():  # else they are those of another server of this name
-            for path in (self.endpoints.control_path, self.endpoints.status_path, self.endpoints.learners_path, self.endpoints.lock_path):
+            ours = self.endpoints.learners_path, self._unfinished_learners_path, self.endpoints.lock_path
+            for path in (self.endpoints.control_path, self.endpoints.status_path, *ours):
                 with contextlib.suppress(OSError):  # somebody may have made a directory of its name: the server's end is in good order
                     path.unlink()
         os.close(self._lock_fd)

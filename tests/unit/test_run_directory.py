@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -127,6 +128,17 @@ def test_holders_of_an_earlier_ring_are_those_that_still_live(endpoints: Endpoin
     successor = RunDirectory.claim(endpoints)
     assert successor.living_earlier_holders() == [alive]
     successor.release()
+
+
+def test_holders_that_a_full_disk_kept_out_leave_no_file(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, _: object) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    directory = RunDirectory.claim(endpoints)
+    monkeypatch.setattr(Path, "replace", fail)
+    directory.note_holders([])
+    directory.release()
+    assert not endpoints.run_dir.exists()
 
 
 def test_a_directory_open_to_others_is_refused(endpoints: Endpoints) -> None:
