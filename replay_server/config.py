@@ -88,7 +88,7 @@ class ServerConfig:
     lease: float = _option(0.5, "seconds a learner may hold a window for a gather", "SECONDS")
     mailbox_bytes: int = _option(256 << 20, "memory of all mailboxes together", "SIZE")
     seed: int = _option(0, "seed of all draws, with the learner's own", "N")
-    stall_after: float = _option(10.0, "a wait of so many seconds is told in the log, and again every six times that", "SECONDS")
+    stall_after: float = _option(4.0, "a wait of so many seconds is told in the log, and again every six times that", "SECONDS")
     trace: str | None = _option(None, "write what the server did and when there at its end, for ui.perfetto.dev", "FILE")
     restore: str | None = _option(None, "fill the ring from a snapshot before serving; its options hold where none is given here", "DIR")
     snapshot_every: float | None = _option(None, "take a snapshot so often (90s, 10min, 2h) into --snapshot-dir", "TIME")

@@ -37,7 +37,7 @@ from replay_server_protocol.trace import Trace
 
 from replay_server_client.deadline import Deadline
 from replay_server_client.live_trace import LiveTrace
-from replay_server_client.silence import why_nobody_answers, why_silent
+from replay_server_client.silence import SilenceLog, why_nobody_answers, why_silent
 
 _HELLO_AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.01
@@ -62,6 +62,7 @@ class Connection:
         self.endpoints = endpoints
         self.welcome: Welcome | None = None
         self.trace = trace
+        self.silence = SilenceLog(process)
         self._live = LiveTrace(trace, process, endpoints.run_dir)
         check_descriptors()
         check_threads()
@@ -152,6 +153,7 @@ class Connection:
                     raise self._lost(f"server {self.endpoints.name!r} (pid {self._welcomed().pid}) ended without a word") from None
                 return None
             message = server_codec.decode(packed)
+            self.silence.heard()
             if isinstance(message, Closing) and self._is_mine(message):
                 self._forget_trace()
                 raise ServerClosing(f"server {self.endpoints.name!r} is closing in good order")
@@ -264,10 +266,10 @@ class Connection:
                 said_at = now
             if socket.poll(int(min(deadline.remaining_s, _HELLO_AGAIN_S) * 1000) + 1):
                 message = server_codec.decode(socket.recv())
-                if isinstance(message, Welcome) and message.nonce == hello.nonce:
+                if isinstance(message, Refused) or (isinstance(message, Welcome) and message.nonce == hello.nonce):
+                    self.silence.heard()
                     return message
-                if isinstance(message, Refused):
-                    return message
+            self.silence.wait(deadline.started, lambda: None, lambda: why_nobody_answers(self.endpoints, deadline.elapsed_s))
             if deadline.has_passed:
                 self.detach()
                 raise ServerGone(why_nobody_answers(self.endpoints, deadline.elapsed_s))

@@ -132,7 +132,8 @@ class Engine:
         """
         self._check_thread()
         self._park_thread()
-        spin_until_s = time.monotonic() + self._spin_s
+        begun_s = time.monotonic()
+        spin_until_s = begun_s + self._spin_s
         try:
             while True:
                 self._raise_failure()
@@ -142,6 +143,8 @@ class Engine:
                     self.attach(deadline)
                 with self._lock:
                     self.conversation.advance()
+                    if self.connection.silence.wait(begun_s, lambda: self.conversation.ask_reason(0, 0), self.connection.why_silent):
+                        self.conversation.advance()
                     is_over = self.connection.is_attached and is_done()
                     is_attached, nap_s = self.connection.is_attached, self.conversation.nap_s()
                     # Without a background thread what is granted is gathered before this returns: its lease would run out meanwhile.

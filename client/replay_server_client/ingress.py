@@ -130,6 +130,8 @@ class Ingress:
                     self.slots.repeat()
                 self._sleep(min(deadline.remaining_s, REPEAT_S))
                 self.absorb()
+                if what != "gpu" and self.connection.silence.wait(started, self._ask, lambda: self._told_silence(missing, what)):
+                    self.absorb()
                 if is_done():
                     return
         finally:
@@ -138,8 +140,7 @@ class Ingress:
             trace = self.connection.trace
             if trace is not None and what == "credit":
                 trace.record(CALLING_THREAD, "wait for credit", round(started * 1e9), round(ended * 1e9))
-        seq = f" (the last credit was for rows up to seq {self.slots.committed:,})" if self.slots is not None and what == "credit" else ""
-        raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s{seq}; {self._ask_reason(what)}")
+        raise ReplayTimeout(f"{missing} after {deadline.elapsed_s:.2f} s{self._credited(what)}; {self._ask_reason(what)}")
 
     @contextlib.contextmanager
     def outliving_server(self, deadline: Deadline) -> Iterator[None]:
@@ -225,14 +226,24 @@ class Ingress:
             case _:
                 self.mail.accept(message)
 
+    def _credited(self, what: Missing | None) -> str:
+        """Up to where rows are committed, for a wait for credits."""
+        return f" (the last credit was for rows up to seq {self.slots.committed:,})" if self.slots is not None and what == "credit" else ""
+
+    def _told_silence(self, missing: str, what: Missing | None) -> str:
+        return f"{missing}{self._credited(what)}; {self.connection.why_silent()}"
+
+    def _ask(self, what: Literal["ring", "credit"] = "credit") -> None:
+        self._reason = None
+        self.connection.send(Explain(self.connection.session, self.connection.generation, what, 0, 0))
+
     def _ask_reason(self, what: Missing | None) -> str:
         """The server's word on what this client waits for; at most 15 ms past the deadline."""
         if what == "gpu":
             return "other work of this process is queued before its copies: let that end first, or give a longer timeout"
         if what is None:
             return self.connection.why_silent()
-        self._reason = None
-        self.connection.send(Explain(self.connection.session, self.connection.generation, what, 0, 0))
+        self._ask(what)
         end = time.monotonic() + _REASON_WAIT_S
         while self._reason is None and (left := end - time.monotonic()) > 0:
             self.connection.sleep(left)

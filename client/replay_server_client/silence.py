@@ -1,11 +1,60 @@
-"""What can be seen from here of a server that does not answer, for the text of an error: who it is, whether it is stopped, what to try."""
+"""What can be seen from here of a server that does not answer: who it is, whether it is stopped, what to try; and when the log tells it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import time
+from collections.abc import Callable
 
 from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.errors import ServerGone
 from replay_server_protocol.process import ProcessIdentity
+
+ASK_EVERY_S, TELL_EVERY_S = 2.0, 30.0
+log = logging.getLogger("replay_server_client")
+
+
+class SilenceLog:
+    """Tells the log of a server that says nothing while a client waits for it, long before the wait is over; it may have no end.
+
+    ```
+    the wait begins ─ 2 s ─┬── 2 s ──┬──── 30 s ────┬─ … ─┤
+                        a question   line           line  recovered after N s
+    ```
+    A server that answers the question, every two seconds one, is alive: why it lets its clients wait it tells in its own log. Never waits.
+    """
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._begun_s = 0.0
+        self._asked_s = 0.0
+        self._is_answered = True
+        self._told_s: float | None = None
+
+    def wait(self, begun_s: float, ask: Callable[[], None], why: Callable[[], str]) -> bool:
+        """In each turn of a wait that has lasted since ``begun_s``, after every message that is there was read. ``ask`` asks what the
+        server must answer, ``why`` is for a line. True if it was asked: read again before you sleep."""
+        now_s = time.monotonic()
+        if now_s - max(begun_s, self._asked_s) < ASK_EVERY_S:
+            return False
+        if self._is_answered:
+            self._begun_s, self._asked_s, self._is_answered = begun_s, now_s, False
+            with contextlib.suppress(ServerGone):  # the wait's next turn meets it
+                ask()
+            return True
+        if self._told_s is None or now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            log.warning("%s has waited for %.1f s: %s", self._who, now_s - self._begun_s, why())
+        return False
+
+    def heard(self) -> None:
+        """The server has said something, or another one has taken its place."""
+        if self._told_s is not None:
+            log.warning("%s recovered after %.1f s", self._who, time.monotonic() - self._begun_s)
+            self._told_s = None
+        self._is_answered = True
 
 
 def why_nobody_answers(endpoints: Endpoints, waited_s: float) -> str:

@@ -1,7 +1,7 @@
 """One client too many, too fast or too deaf costs bounded memory, and the others go on within stated bounds.
 
-The bounds are for two busy cores and far above what is measured there, which docs/evidence/cpu/overload.txt keeps; a client that starved another
-would make it wait for its whole timeout.
+The bounds are for two busy cores and far above what is measured there, which docs/evidence/cpu/overload.txt keeps; a client that starved
+another would make it wait for its whole timeout.
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 import psutil
 import pytest
-from replay_server_client import Collector, Learner, ReplayTimeout, Schema, ServerGone
+from replay_server_client import Collector, Learner, ReplayTimeout, Schema, ServerGone, silence
 from replay_server_protocol.messages import Bye
 from support.freeze import frozen
 from support.markers import MARKERS, marker_steps
@@ -174,6 +175,41 @@ def test_a_stopped_server_is_named_by_everybody_who_waits_for_it(server: ServerP
                     call()
             with pytest.raises(ServerGone, match=named):
                 Learner.connect(server.name, device="cpu", run_dir=server.run_dir, timeout=0.1)
+
+
+def test_a_stopped_server_is_told_in_the_log_of_whoever_waits_for_it_and_so_is_its_recovery(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr("replay_server_client.ingress.REPEAT_S", 0.05)
+    with (
+        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir, name="walker") as collector,
+        Learner.connect(server.name, device="cpu", run_dir=server.run_dir, prefetch=0, name="reader") as learner,
+    ):
+        collector.write({"mark": np.arange(16)})
+        collector.flush()
+        learner.sample(8)
+        named = rf"server .* \(pid {server.pid}\) does not answer, its process is stopped: continue it with kill -CONT {server.pid}"
+        wanted = (
+            rf"collector walker has waited for \d\.\d s: published rows .* \(the last credit was for rows up to seq 16\); {named}",
+            rf"learner reader has waited for \d\.\d s: {named}",
+        )
+        with frozen(server.child):
+            collector.write({"mark": np.arange(16)})
+            waiting = [threading.Thread(target=call, args=(20,)) for call in (collector.flush, lambda s: learner.sample(8, timeout=s))]
+            for thread in waiting:
+                thread.start()
+            end = time.monotonic() + 10
+            while not all(re.search(line, "\n".join(caplog.messages)) for line in wanted):
+                assert time.monotonic() < end, caplog.messages
+                time.sleep(0.02)
+        for thread in waiting:
+            thread.join()
+        assert sorted(line.partition(" after")[0] for line in caplog.messages if "recovered" in line) == [
+            "collector walker recovered",
+            "learner reader recovered",
+        ]
+        assert len(caplog.messages) == 4, "one line a period"
 
 
 def test_revoked_leases_are_told_at_once_and_then_once_a_minute(start_server: Callable[..., ServerProcess]) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from replay_server_client.silence import why_nobody_answers, why_silent
+from replay_server_client import Collector, ServerGone, connection, silence
+from replay_server_client.silence import SilenceLog, why_nobody_answers, why_silent
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.process import ProcessIdentity
+from support.clock import FakeClock
+from support.markers import MARKERS
 from support.processes import Children
 
 ME = ProcessIdentity.current()
@@ -48,3 +53,66 @@ def test_a_stopped_server_is_said_to_be_stopped_until_it_goes_on(children: Child
     os.waitid(os.P_PID, child.pid, os.WCONTINUED)
     assert "it may be busy" in why_silent("x", server)
     child.kill()
+
+
+class Wait:
+    """One client's wait, a turn a second; ``asked`` has the seconds at which the server was asked."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.log, self.asked = SilenceLog("collector c"), list[float]()
+        self._clock, self._begun_s = clock, clock()
+
+    def turns(self, seconds: int, *, is_answered: bool) -> None:
+        for _ in range(seconds):
+            self._clock.advance(1)
+            if self.log.wait(self._begun_s, self._ask, lambda: "it is stopped") and is_answered:
+                self.log.heard()
+
+    def _ask(self) -> None:
+        self.asked.append(self._clock() - self._begun_s)
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
+    clock = FakeClock()
+    monkeypatch.setattr(silence, "time", SimpleNamespace(monotonic=clock))
+    return Wait(clock)
+
+
+def test_a_server_that_answers_is_asked_every_two_seconds_and_not_told_of(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    wait.turns(9, is_answered=True)
+    assert wait.asked == [2, 4, 6, 8]
+    assert caplog.messages == []
+
+
+def test_a_silent_server_is_told_of_within_five_seconds_once_a_period_and_when_it_is_back(
+    wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait.turns(40, is_answered=False)
+    assert wait.asked == [2]
+    assert caplog.messages == [f"collector c has waited for {s}.0 s: it is stopped" for s in (4, 34)]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    wait.log.heard()
+    wait.log.heard()
+    assert caplog.messages[2:] == ["collector c recovered after 40.0 s"]
+    wait.turns(4, is_answered=False)
+    assert caplog.messages[3:] == ["collector c has waited for 43.0 s: it is stopped"]
+
+
+def test_a_question_that_can_not_be_sent_ends_no_wait(wait: Wait) -> None:
+    def ask() -> None:
+        raise ServerGone("not attached")
+
+    assert wait.log.wait(-10.0, ask, lambda: "")
+
+
+def test_a_client_that_waits_for_a_server_to_come_tells_its_log_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection, "_HELLO_AGAIN_S", 0.02)
+    monkeypatch.setattr(silence, "ASK_EVERY_S", 0.02)
+    with pytest.raises(ServerGone):
+        Collector.connect("x", schema=MARKERS, run_dir=tmp_path, name="walker", timeout=0.3)
+    (line,) = caplog.messages
+    assert line.startswith("collector walker has waited for 0.")
+    assert "start one with: replay-server serve --name x" in line
