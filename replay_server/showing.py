@@ -7,6 +7,7 @@ show ─► pattern 1 written ─► RING_AT ─► PROOF 1 ─► pattern 2 wri
 
 from __future__ import annotations
 
+import platform
 import secrets
 from collections.abc import Callable
 
@@ -59,8 +60,9 @@ class Showing:
         if proof.pattern != session.pattern:
             error = AttachRefused(
                 f"{session.hello.role} {session.name!r} maps the ring but reads other bytes than the server wrote: "
-                f"shared {store.memory.place.storage} memory doesn't work between these two processes (containers, WSL and virtual "
-                "machines can do this); use --storage host or --device cpu"
+                f"shared {store.memory.place.storage} memory doesn't work between these two processes on "
+                f"{platform.system()} {platform.release()} (containers, WSL and virtual machines can do this); use --storage host or "
+                "--device cpu"
             )
             self._refuse(session, "Proof", error)
             return

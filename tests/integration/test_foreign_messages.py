@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +215,8 @@ def test_a_learner_whose_mapping_reads_other_bytes_is_refused(server: ServerProc
         found = refusal(liar)
         assert found.code == "attach_refused"
         assert "reads other bytes" in found.message
+        assert f"on {platform.system()} {platform.release()}" in found.message
+        server.child.wait_for(found.message)
         liar.send(Sample, 0, 1, 1, 0, None)
         with pytest.raises(ServerGone):
             liar.connection.receive(5)
