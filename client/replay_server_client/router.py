@@ -18,7 +18,8 @@ priority in any shard: (p_least / p)^β (``importance_weights``).
 
 **Membership.** A shard takes part while it is up with at least ``floor_rows`` rows, and one at least. ``epoch`` moves on whenever a shard
 begins or ceases to take part, and when one does with another generation. A lost shard has no rows from the next draw on; it joins again
-with a generation as new or newer and rows above its floor. Reports of an older generation are refused (False) and change nothing.
+with rows above its floor, in the generation it had or another one: where a clock was set back, a later life has the lower number. Reports of a
+generation that it has left are refused (False) and change nothing.
 Sampling may begin (``missing`` is empty) once every shard that was never lost takes part and all that do hold ``min_size`` rows together.
 
 **Loss.** ``on_loss="redraw"``: ``redraw`` gives what a lost shard was to give to the rest, in their proportion; for ``global`` the batch is
@@ -45,6 +46,7 @@ Mode = Literal["global", "stratified", "local"]
 OnLoss = Literal["redraw", "raise"]
 Ints = npt.NDArray[np.int64]
 
+_LEFT_KEPT = 16
 ID_COLUMNS = ("shard", "generation", "index", "seq")
 
 
@@ -82,6 +84,8 @@ class Shard:
     least: float = math.inf
     is_up: bool = False
     was_lost: bool = False
+    left: tuple[int, ...] = ()
+    """Generations it had before, the last ones."""
 
     @property
     def takes_part(self) -> bool:
@@ -125,13 +129,13 @@ class Router:
         self._generator = np.random.default_rng(seed % 2**64)
 
     def report(self, shard: str, *, generation: int, size_rows: int, mass: float | None = None, least: float | None = None) -> bool:
-        """Tells what ``shard`` holds now. False, and nothing has changed, if it is known in a newer generation."""
+        """Tells what ``shard`` holds now. False, and nothing has changed, if it has left that generation."""
         known = self._shard(shard)
-        if generation < known.generation:
+        if generation in known.left:
             return False
         before = known.generation, known.takes_part
         if generation != known.generation:
-            known.mass, known.least = 0.0, math.inf
+            known.mass, known.least, known.left = 0.0, math.inf, (*known.left, known.generation)[-_LEFT_KEPT:]
         known.generation, known.size_rows, known.is_up = generation, size_rows, True
         if mass is not None:
             known.mass = mass

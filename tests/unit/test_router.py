@@ -157,7 +157,18 @@ def test_sizes_that_grow_are_no_new_epoch_and_a_new_generation_is_one() -> None:
     assert router.epoch == epoch + 1
 
 
-def test_a_lost_shard_joins_again_with_rows_and_a_generation_no_older() -> None:
+def test_a_later_generation_is_known_by_its_coming_later_whatever_its_number() -> None:
+    """The clock that numbers them may have been set back."""
+    router = make()
+    assert router.report("a", generation=5, size_rows=101)
+    router.lose("a")
+    assert router.report("a", generation=3, size_rows=101)
+    for left in (0, 1, 5):
+        assert not router.report("a", generation=left, size_rows=7)
+    assert (router.state("a").generation, router.state("a").size_rows) == (3, 101)
+
+
+def test_a_lost_shard_joins_again_with_rows_and_a_generation_that_it_has_not_left() -> None:
     router = make(floor_rows=10)
     router.lose("c")
     router.lose("c")
