@@ -169,6 +169,22 @@ def test_a_stopped_server_gives_all_device_memory_back(children: Children, crash
     wait_used_at_most(baseline + SLACK_BYTES)
 
 
+def test_ten_times_the_capacity_costs_device_memory_and_nothing_on_the_host(start_server: Callable[..., ServerProcess]) -> None:
+    """The server's own resident memory holds its slots, too: they are mapped and page-locked there."""
+    told, taken, resident = [], [], []
+    for capacity in (36_000, 360_000):
+        baseline = settled_bytes()
+        server = start_server("--device", "cuda", "--capacity", str(capacity), "--headroom", "4000", "--slot-rows", "512")
+        fill(server, 0, 4000)
+        told.append(report_of(server)["ring"]["device_bytes"])
+        taken.append(used_bytes() - baseline)
+        resident.append(_holdings(server.pid)["resident_bytes"])
+        assert server.stop() == 0
+    assert abs(told[1] - told[0] - 324_000 * ROWS.stride) <= SLACK_BYTES
+    assert abs(taken[1] - taken[0] - (told[1] - told[0])) <= SLACK_BYTES
+    assert abs(resident[1] - resident[0]) < 0.01 * resident[0]
+
+
 def _holdings(server_pid: int) -> dict[str, int]:
     """What the GPU, the server and this process hold."""
     pages = int(Path(f"/proc/{server_pid}/statm").read_text("ascii").split()[1])
