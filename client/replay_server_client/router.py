@@ -18,8 +18,8 @@ priority in any shard: (p_least / p)^β (``importance_weights``).
 
 **Membership.** A shard takes part while it is up with at least ``floor_rows`` rows, and one at least. ``epoch`` moves on whenever a shard
 begins or ceases to take part, and when one does with another generation. A lost shard has no rows from the next draw on; it joins again
-with rows above its floor, in the generation it had or another one: where a clock was set back, a later life has the lower number. Reports of a
-generation that it has left are refused (False) and change nothing.
+with rows above its floor, in the generation it had or another one: where a clock was set back, a later life has the lower number. Reports
+of a generation that it has left are refused (False) and change nothing.
 Sampling may begin (``missing`` is empty) once every shard that was never lost takes part and all that do hold ``min_size`` rows together.
 
 **Loss.** ``on_loss="redraw"``: ``redraw`` gives what a lost shard was to give to the rest, in their proportion; for ``global`` the batch is
