@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from replay_server.units import human_bytes, human_seconds
 
 
 def status_lines(report: Mapping[str, Any]) -> list[str]:
@@ -28,7 +28,7 @@ def status_lines(report: Mapping[str, Any]) -> list[str]:
     )
     lines.append(f"latency    commit {_percentiles(latency['commit_us'])}, grant {_percentiles(latency['grant_us'])}")
     flow = report["flow"]
-    since = f" for {flow['since_s']:.1f} s" if flow["blocked_side"] else ""
+    since = f" for {human_seconds(flow['since_s'])}" if flow["blocked_side"] else ""
     lines.append(f"flow       {flow['state']}{since}" + (f": {flow['reason']}" if flow["reason"] else "") + _minute(flow))
     lines += [f"collector  {_collector(collector)}" for collector in report["collectors"]]
     lines += [f"learner    {_learner(learner)}" for learner in report["learners"]]
@@ -40,18 +40,10 @@ def status_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def human_bytes(n_bytes: float) -> str:
-    """Bytes with a binary unit and three digits: ``1.68 MiB``."""
-    unit = 0
-    while n_bytes >= 1024 and unit < len(_UNITS) - 1:
-        n_bytes, unit = n_bytes / 1024, unit + 1
-    return f"{n_bytes:.0f} B" if unit == 0 else f"{n_bytes:.3g} {_UNITS[unit]}"
-
-
 def _percentiles(found: Mapping[str, float | None]) -> str:
     if found["p50"] is None or found["p99"] is None:
         return "-"
-    return f"p50 {found['p50']:.0f} µs p99 {found['p99']:.0f} µs"
+    return f"p50 {human_seconds(found['p50'] * 1e-6)} p99 {human_seconds(found['p99'] * 1e-6)}"
 
 
 def _minute(flow: Mapping[str, Any]) -> str:
@@ -72,7 +64,7 @@ def _learner(c: Mapping[str, Any]) -> str:
 
 
 def _waits(client: Mapping[str, Any]) -> str:
-    return f", waits {client['waiting_s']:.1f} s on {client['waiting_on']}" if client["waiting_on"] else ""
+    return f", waits {human_seconds(client['waiting_s'])} on {client['waiting_on']}" if client["waiting_on"] else ""
 
 
 def _moments(m: Mapping[str, Any]) -> str:

@@ -21,10 +21,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from replay_server.status_text import human_bytes
 from replay_server.top.events import LONG_S
 from replay_server.top.plain import blocked, percentiles
 from replay_server.top.watch import View
+from replay_server.units import human_bytes, human_count, human_seconds
 
 _CLIENTS = {
     "collectors": {"lanes": "lanes", "committed_rows": "rows", "credits": "credits", "rate": "rows/s"},
@@ -200,8 +200,8 @@ def _clients(
         rate = view.client_rates.get((kind, client["name"], client["pid"]))
         figures = {**client, "rate": None if rate is None else round(rate)}
         away = "" if client["state"] == "attached" else f" ({client['state']})"
-        waits = Text(_duration(client["waiting_s"]), style=_WAITS) if client["waiting_on"] else Text("-")
-        table.add_row(Text(client["name"] + away), str(client["pid"]), *(_count(figures[key]) for key in columns), waits)
+        waits = Text(human_seconds(client["waiting_s"]), style=_WAITS) if client["waiting_on"] else Text("-")
+        table.add_row(Text(client["name"] + away), str(client["pid"]), *(human_count(figures[key]) for key in columns), waits)
     yield table
     for client in shown:
         yield from _notes(client)
@@ -212,28 +212,11 @@ def _clients(
 
 def _notes(client: Mapping[str, Any]) -> Iterator[Text]:
     if client["waiting_on"] and client["waiting_s"] >= LONG_S:
-        yield Text(f"{client['name']} waits {_duration(client['waiting_s'])}: {client['waiting_on']}", style=_WAITS)
+        yield Text(f"{client['name']} waits {human_seconds(client['waiting_s'])}: {client['waiting_on']}", style=_WAITS)
     if client.get("rejected_rows"):
         where = client["last_nonfinite"]
         told = f", the last non-finite one in field {where['field']} of row {where['row']:,}" if where else ""
         yield Text(f"{client['name']}: {client['rejected_rows']:,} rows rejected{told}", style=_BAD)
-
-
-def _count(number: int | None) -> str:
-    """In at most nine characters: all digits below ten million, else four of them and a unit."""
-    if number is None:
-        return "-"
-    if number < 10_000_000:
-        return f"{number:,}"
-    power = min((len(str(number)) - 1) // 3, 6)
-    return f"{number / 1000**power:.4g} {'kMGTPE'[power - 1]}"
-
-
-def _duration(seconds: float) -> str:
-    """In at most eight characters."""
-    if seconds < 1_000:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 60_000 else f"{seconds / 3600:.0f} h"
 
 
 def _events(events: Sequence[Any]) -> list[Table]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replay_server.status_text import human_bytes
 from replay_server.top.watch import View
+from replay_server.units import human_bytes, human_seconds
 
 
 def line(view: View, clock: str) -> str:
@@ -28,11 +28,11 @@ def line(view: View, clock: str) -> str:
 
 def blocked(flow: Mapping[str, Any]) -> str:
     """Which side waits, since when and on what."""
-    return f"{flow['blocked_side']} blocked for {flow['since_s']:.1f} s ({flow['state']}): {flow['reason']}"
+    return f"{flow['blocked_side']} blocked for {human_seconds(flow['since_s'])} ({flow['state']}): {flow['reason']}"
 
 
 def percentiles(found: Mapping[str, float | None]) -> str:
-    """Median and 99th percentile: ``120/480 µs``."""
+    """Median and 99th percentile: ``120 µs/4.8 ms``."""
     if found["p50"] is None or found["p99"] is None:
         return "-"
-    return f"{found['p50']:,.0f}/{found['p99']:,.0f} µs"
+    return f"{human_seconds(found['p50'] * 1e-6)}/{human_seconds(found['p99'] * 1e-6)}"
