@@ -11,7 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from support.leaks import nothing_left
-from support.processes import Children
+from support.processes import Child, Children
+from support.reaper import Reaper
 from support.servers import ServerProcess, spawn_server
 
 
@@ -47,6 +48,15 @@ def _no_gpu() -> str | None:
     if torch.cuda.is_available():
         return None
     return f"needs a CUDA device; torch {torch.__version__} sees none"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _reaper() -> Iterator[None]:
+    """A run that is killed leaves no server behind."""
+    Child.reaper = Reaper()
+    yield
+    Child.reaper.close()
+    Child.reaper = None
 
 
 @pytest.fixture

@@ -23,7 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from support.reaper import Reaper
 
 _RESULT = "child result: "
 _KILL_WAIT_S = 5.0
@@ -36,6 +38,9 @@ class ChildFailed(AssertionError):
 
 class Child:
     """One child in its own process group. Every wait ends at the child's deadline: then it is killed and ChildFailed raised."""
+
+    reaper: ClassVar[Reaper | None] = None
+    """Ends the children of a test run that is killed itself; one for the whole run."""
 
     def __init__(self, name: str, command: Sequence[str], deadline_s: float, environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -50,6 +55,8 @@ class Child:
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
+        if Child.reaper is not None:
+            Child.reaper.watch(self._process.pid)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
@@ -112,6 +119,8 @@ class Child:
         if not self._pipe.closed:
             self._pipe.close()
             os.close(self._pidfd)
+            if Child.reaper is not None:
+                Child.reaper.forget(self.pid)
         return has_survived
 
     def _sleep(self, missing: str) -> None:

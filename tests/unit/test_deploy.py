@@ -94,7 +94,10 @@ def test_a_file_is_yaml(name: str) -> None:
     if name == "compose.yaml":
         services = documents[0]["services"]
         assert {services[name][space] for name in ("server", "training") for space in ("ipc", "pid")} == {"service:pause"}
-        assert (services["pause"]["ipc"], "restart" in services["pause"]) == ("shareable", False)  # a new one would be a namespace of its own
+        assert (services["pause"]["ipc"], "restart" in services["pause"]) == (
+            "shareable",
+            False,
+        )  # a new one would be a namespace of its own
     else:
         sidecars = documents[1]["spec"]["template"]["spec"]["initContainers"]
         assert [sidecar["restartPolicy"] for sidecar in sidecars] == ["Always", "Always"]

@@ -64,7 +64,20 @@ OTHER_OPTIONS = {
     "--cluster",
 }
 RAYS_OPTIONS = {"--head", "--port", "--address", "--object-store-memory"}
-OTHERS_OPTIONS = {*RAYS_OPTIONS, "--index-url", "--shm-size", "--pid", "--memory", "--ulimit", "--cpuset-cpus", "--now", "--nproc-per-node"}
+DOCKERS_OPTIONS = {
+    "--cpuset-cpus",
+    "--entrypoint",
+    "--gpus",
+    "--init",
+    "--ipc",
+    "--memory",
+    "--network",
+    "--no-healthcheck",
+    "--pid",
+    "--shm-size",
+}
+DOCKERS_OPTIONS |= {"--ulimit", "--user"}
+OTHERS_OPTIONS = {*RAYS_OPTIONS, *DOCKERS_OPTIONS, "--index-url", "--now", "--nproc-per-node"}
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)\)")
 PATH = re.compile(r"`((?:replay_server|client|protocol|scripts|tests|docs)/[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
