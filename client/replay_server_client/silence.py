@@ -58,14 +58,20 @@ class SilenceLog:
 
 
 def why_nobody_answers(endpoints: Endpoints, waited_s: float) -> str:
-    """Of a name that a client can't connect to: there is no such server, or it holds the name and is stopped or busy."""
+    """Of a name that a client can't connect to: there is no such server, it took its directory along, or it is stopped or busy."""
     holder = _holder_of(endpoints)
     if holder is not None and holder.is_alive():
         return f"{why_silent(endpoints.name, holder)} (for {waited_s:.1f} s, in {endpoints.run_dir})"
-    return (
-        f"no server called {endpoints.name!r} answered in {endpoints.run_dir} for {waited_s:.1f} s; "
-        f"start one with: replay-server serve --name {endpoints.name} --run-dir {endpoints.run_dir}"
-    )
+    nobody = f"no server called {endpoints.name!r} answered in {endpoints.run_dir} for {waited_s:.1f} s"
+    start = f"start one with: replay-server serve --name {endpoints.name} --run-dir {endpoints.run_dir}"
+    if endpoints.run_dir.is_dir():
+        return f"{nobody}; {start}"
+    if endpoints.is_spawned:
+        return (
+            f"{nobody}: that server has ended, and its run directory with it. ReplayServer.spawn() ends it with its with block and "
+            "its script: use clients before that, or spawn(keep=True); if it ended by itself, log_lines() of what spawn() returned tells why"
+        )
+    return f"{nobody}: there is no such directory; {start}"
 
 
 def is_held(endpoints: Endpoints) -> bool:

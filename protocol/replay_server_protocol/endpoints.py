@@ -24,6 +24,8 @@ NAME_VARIABLE = "REPLAY_SERVER_NAME"
 RUN_DIR_VARIABLE = "REPLAY_SERVER_RUN_DIR"
 RANK_VARIABLE = "LOCAL_RANK"
 RANK_PLACE = "{local_rank}"
+SPAWNED_DIRS = "replay-" + 8 * "[0-9a-f]"
+"""What ReplayServer.spawn calls the run directories that it takes in the temporary folder, as a glob."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 _SOCKET_PATH_BYTES = 103
@@ -59,6 +61,11 @@ class Endpoints:
                 limit_bytes=_SOCKET_PATH_BYTES,
             )
         return endpoints
+
+    @property
+    def is_spawned(self) -> bool:
+        """Whether the run directory is one that ReplayServer.spawn took, for as long as its server lives."""
+        return self.run_dir.match(SPAWNED_DIRS)
 
     @property
     def control_path(self) -> Path:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from replay_server_protocol.endpoints import Endpoints
+from replay_server_protocol.endpoints import SPAWNED_DIRS, Endpoints
 from replay_server_protocol.segment import segment_dir
 
 from replay_server.doctor.finding import Finding, failure, ok, warning
@@ -16,8 +16,6 @@ from replay_server.doctor.scene import Scene, pid_behind
 from replay_server.run_directory import read_holders, read_record
 
 _SEGMENT_PREFIX = "replay-"
-_SPAWNED = "replay-????????"
-"""What ReplayServer.spawn calls its run directories, in the temporary folder."""
 _MOST_NAMED = 4
 
 
@@ -96,7 +94,7 @@ def logout(scene: Scene) -> Finding:
 
 def _names(run_dir: Path) -> Iterator[Endpoints]:
     """Every name with a lock or a socket, here and where spawn made directories."""
-    for folder in (run_dir, *sorted(Path(tempfile.gettempdir()).glob(_SPAWNED))):
+    for folder in (run_dir, *sorted(Path(tempfile.gettempdir()).glob(SPAWNED_DIRS))):
         try:
             if folder.lstat().st_uid != os.getuid():
                 continue

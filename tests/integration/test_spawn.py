@@ -35,6 +35,8 @@ def test_a_spawned_server_has_a_unique_name_is_exported_and_leaves_nothing(child
         assert os.environ[RUN_DIR_VARIABLE] == server.run_dir
     assert not psutil.pid_exists(server.pid)
     assert not Path(server.run_dir).exists()
+    with pytest.raises(ServerGone, match="ended, and its run directory with it"):
+        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir, timeout=0.1)
     assert {key: os.environ.get(key) for key in before} == before
     server.close()
 

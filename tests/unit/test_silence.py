@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,22 @@ def endpoints(tmp_path: Path) -> Endpoints:
 
 def test_a_name_that_nobody_holds_comes_with_the_command_to_serve_it(endpoints: Endpoints) -> None:
     assert f"replay-server serve --name x --run-dir {endpoints.run_dir}" in why_nobody_answers(endpoints, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "told"),
+    [
+        ("gone", "there is no such directory; start one with: "),
+        ("replay-0a1b2c3d", "ended, and its run directory with it"),
+    ],
+)
+def test_a_run_directory_that_is_gone_is_told_and_of_a_spawned_server_what_took_it(tmp_path: Path, run_dir: str, told: str) -> None:
+    text = why_nobody_answers(Endpoints.resolve("x", tmp_path / run_dir), 1.0)
+    assert re.match(rf"no server called 'x' answered in \S*/{run_dir} for 1\.0 s: ", text)
+    assert told in text
+    assert ("spawn(keep=True)" in text) == ("start one with" not in text) == (run_dir != "gone")
+    (tmp_path / run_dir).mkdir()
+    assert "directory" not in why_nobody_answers(Endpoints.resolve("x", tmp_path / run_dir), 1.0)
 
 
 def test_a_living_holder_of_the_name_is_named(endpoints: Endpoints) -> None:
