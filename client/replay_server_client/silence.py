@@ -64,14 +64,14 @@ def why_nobody_answers(endpoints: Endpoints, waited_s: float) -> str:
         return f"{why_silent(endpoints.name, holder)} (for {waited_s:.1f} s, in {endpoints.run_dir})"
     nobody = f"no server called {endpoints.name!r} answered in {endpoints.run_dir} for {waited_s:.1f} s"
     start = f"start one with: replay-server serve --name {endpoints.name} --run-dir {endpoints.run_dir}"
-    if endpoints.run_dir.is_dir():
-        return f"{nobody}; {start}"
+    has_directory = endpoints.run_dir.is_dir()
     if endpoints.is_spawned:
+        also = "" if has_directory else ", and its run directory with it"
         return (
-            f"{nobody}: that server has ended, and its run directory with it. ReplayServer.spawn() ends it with its with block and "
-            "its script: use clients before that, or spawn(keep=True); if it ended by itself, log_lines() of what spawn() returned tells why"
+            f"{nobody}: that server has ended{also}. ReplayServer.spawn() ends it with its with block and its script: use clients before "
+            "that, or spawn(keep=True); if it ended by itself, log_lines() of what it returned tells why"
         )
-    return f"{nobody}: there is no such directory; {start}"
+    return f"{nobody}{'' if has_directory else ': there is no such directory'}; {start}"
 
 
 def is_held(endpoints: Endpoints) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,20 +30,21 @@ def test_a_name_that_nobody_holds_comes_with_the_command_to_serve_it(endpoints: 
     assert f"replay-server serve --name x --run-dir {endpoints.run_dir}" in why_nobody_answers(endpoints, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("run_dir", "told"),
-    [
-        ("gone", "there is no such directory; start one with: "),
-        ("replay-0a1b2c3d", "ended, and its run directory with it"),
-    ],
-)
-def test_a_run_directory_that_is_gone_is_told_and_of_a_spawned_server_what_took_it(tmp_path: Path, run_dir: str, told: str) -> None:
-    text = why_nobody_answers(Endpoints.resolve("x", tmp_path / run_dir), 1.0)
-    assert re.match(rf"no server called 'x' answered in \S*/{run_dir} for 1\.0 s: ", text)
-    assert told in text
-    assert ("spawn(keep=True)" in text) == ("start one with" not in text) == (run_dir != "gone")
-    (tmp_path / run_dir).mkdir()
-    assert "directory" not in why_nobody_answers(Endpoints.resolve("x", tmp_path / run_dir), 1.0)
+def test_a_run_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+    gone = Endpoints.resolve("x", tmp_path / "gone")
+    assert "gone for 1.0 s: there is no such directory; start one with: replay-server serve" in why_nobody_answers(gone, 1.0)
+    gone.run_dir.mkdir()
+    assert "gone for 1.0 s; start one with: replay-server serve" in why_nobody_answers(gone, 1.0)
+
+
+def test_of_a_spawned_server_it_is_told_what_ended_it_and_not_to_start_one_in_its_place(tmp_path: Path) -> None:
+    spawned = Endpoints.resolve("x", tmp_path / "replay-0a1b2c3d")
+    assert "replay-0a1b2c3d for 1.0 s: that server has ended, and its run directory with it." in why_nobody_answers(spawned, 1.0)
+    spawned.run_dir.mkdir()
+    text = why_nobody_answers(spawned, 1.0)
+    assert "for 1.0 s: that server has ended. ReplayServer.spawn()" in text
+    assert "log_lines()" in text
+    assert "start one" not in text
 
 
 def test_a_living_holder_of_the_name_is_named(endpoints: Endpoints) -> None:
