@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ _LONG_S = 0.3
 def try_all(call: Call, *, is_timeout: bool = False) -> None:
     """Calls with every oddity; waits that would be long or endless as asked are left out."""
     for value in oddities():
-        if is_timeout and (value is None or (isinstance(value, int | float) and value > _LONG_S)):
+        if is_timeout and (value is None or (isinstance(value, Real) and value > _LONG_S)):
             continue
         with suppress(ReplayError):
             result = call(value)
@@ -163,13 +164,13 @@ def test_what_a_learner_is_given(start_server: Callable[..., ServerProcess]) -> 
     server = start_server("--capacity", "1000", "--slot-rows", "16", "--columns", "link,priority", "--mailbox-bytes", "1MiB")
     with collector_of(server), Learner.connect(server.name, device="cpu", prefetch=0, run_dir=server.run_dir) as learner:
         for option in ("n", "n_step", "gamma", "min_committed", "alpha", "beta", "by", "max_age_rows", "half_life_rows", "strict"):
-            try_all(with_option(learner.sample, option, n=4, timeout=0.05, **({"by": "priority"} if option in ("alpha", "beta") else {})))
+            try_all(with_option(learner.sample, option, n=4, timeout=0.02, **({"by": "priority"} if option in ("alpha", "beta") else {})))
         for option in ("n", "length", "burn_in", "stride", "crosses_episodes", "min_committed"):
-            try_all(with_option(learner.sequences, option, n=2, length=2, timeout=0.05))
+            try_all(with_option(learner.sequences, option, n=2, length=2, timeout=0.02))
         sampler, batch = learner.sampler(4), learner.sample(4, by="priority")
         arrays = {"w": np.zeros(2)}
         calls: list[Call] = [
-            lambda value: next(learner.batches(value, timeout=0.05)),
+            lambda value: next(learner.batches(value, timeout=0.02)),
             sampler.expect,
             lambda value: learner.update_priorities(value, torch.ones(4)),
             lambda value: learner.update_priorities(batch, value),

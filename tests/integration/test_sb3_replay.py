@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_server_client import InvalidRequest
+from support.rarely import rarely
 from support.reports import assert_conserved, wait_report
 from support.servers import ServerProcess
 
@@ -53,7 +54,7 @@ def rows_seen(replay: ReplayBuffer, batches: int) -> dict[int, tuple[list[float]
     return found
 
 
-@pytest.mark.parametrize("handles", [True, False])
+@pytest.mark.parametrize("handles", [True, *rarely(False)])
 def test_its_samples_are_those_of_sb3s_own_buffer_field_by_field(server: ServerProcess, handles: bool) -> None:
     own = ReplayBuffer(1000, BOX, ACTION, "cpu", n_envs=4, handle_timeout_termination=handles)
     theirs = ServerReplayBuffer(1000, BOX, ACTION, "cpu", n_envs=4, handle_timeout_termination=handles, **reach(server))
@@ -124,7 +125,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("algorithm", "environment"), [(SAC, "Pendulum-v1"), (DQN, "CartPole-v1")])
+@pytest.mark.parametrize(("algorithm", "environment"), [(SAC, "Pendulum-v1"), pytest.param(DQN, "CartPole-v1", marks=pytest.mark.slow)])
 def test_sb3s_algorithms_train_through_the_server(server: ServerProcess, one_thread: None, algorithm: Any, environment: str) -> None:
     replay = {"replay_buffer_class": ServerReplayBuffer, "replay_buffer_kwargs": reach(server)}
     envs = make_vec_env(environment, n_envs=2, seed=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from replay_server_client import prioritized
 from replay_server_client.draw import Drawn, draw_uniform, hash_of, request_key
 from replay_server_client.lap_column import LARGEST_PRIORITY, LapColumn
 from replay_server_client.prioritized import PriorityDraw
+from support.rarely import combined, rarely
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def random_ring(random: np.random.Generator, ring_rows: int, tail: int, size: in
     return ring
 
 
-@pytest.mark.parametrize("block_rows", [1, 4, pytest.param(5, marks=pytest.mark.slow), 11, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block_rows", [4, 11, *rarely(1, 5, 64)])
 def test_every_window_of_a_small_ring_draws_the_reference_rows(monkeypatch: pytest.MonkeyPatch, block_rows: int) -> None:
     """Also where the window's ends cut one block or two, and where the ring is no multiple of a block."""
     monkeypatch.setattr(prioritized, "_BLOCK_ROWS", block_rows)
@@ -116,8 +116,9 @@ def test_every_window_of_a_small_ring_draws_the_reference_rows(monkeypatch: pyte
     assert int(by.all_zero) < 2 * ring_rows
 
 
-@pytest.mark.parametrize("ring_rows", [767, 768, 769, 3000])
-@pytest.mark.parametrize("alpha", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("ring_rows", "alpha"), combined({(767, 1.0), (768, 2.0), (769, 1.0), (3000, 2.0)}, (767, 768, 769, 3000), (1.0, 2.0))
+)
 def test_windows_over_several_blocks_draw_the_reference_rows(ring_rows: int, alpha: float) -> None:
     random = np.random.default_rng(ring_rows)
     for size in (1, 700, ring_rows - 1, ring_rows):
@@ -127,16 +128,10 @@ def test_windows_over_several_blocks_draw_the_reference_rows(ring_rows: int, alp
                 assert torch.equal(ring.draw(7, alpha=alpha).seqs, ring.expect(7, alpha=alpha))
 
 
-QUICK = {(1, 0.6, None), (60, 0.6, None), (60, 1.0, 40.0), (1500, 0.0, 1.0), (1500, 1.0, None), (1500, 0.6, 1e12)}
+QUICK = {(1, 0.6, None), (60, 1.0, 40.0), (1500, 0.0, 1.0), (1500, 0.6, 1e12)}
 
 
-@pytest.mark.parametrize(
-    ("size", "alpha", "half_life_rows"),
-    [
-        pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
-        for each in product((1, 60, 1500), (0.0, 0.6, 1.0), (None, 1.0, 40.0, 1e12))
-    ],
-)
+@pytest.mark.parametrize(("size", "alpha", "half_life_rows"), combined(QUICK, (1, 60, 1500), (0.0, 0.6, 1.0), (None, 1.0, 40.0, 1e12)))
 def test_each_row_comes_as_often_as_its_probability_says(size: int, alpha: float, half_life_rows: float | None) -> None:
     """Chi-square over the rows expected at least 10 times; five deviations. What has no mass is never drawn."""
     random = np.random.default_rng(size)
