@@ -97,6 +97,8 @@ def test_jax_takes_compact_fields_by_dlpack(learner: Learner) -> None:
     for name, tensor in dlpack_fields(batch, "obs.joints", "obs.camera", "reward", "terminated").items():
         array = jax.dlpack.from_dlpack(tensor)
         assert np.array_equal(np.asarray(array), batch[name].numpy())
+    actions = jax.dlpack.from_dlpack(dlpack_fields(batch, "action")["action"])
+    assert (str(actions.dtype), np.asarray(actions).tolist()) == ("int32", batch["action"].tolist())  # a copy: JAX has no 64 bits by default
     total = jax.jit(lambda x: x.sum())(jax.dlpack.from_dlpack(dlpack_fields(batch, "reward")["reward"]))
     assert float(jax.block_until_ready(total)) == float(batch["reward"].sum())
 
