@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ _LONG_S = 0.3
 def try_all(call: Call, *, is_timeout: bool = False) -> None:
     """Calls with every oddity; waits that would be long or endless as asked are left out."""
     for value in oddities():
-        if is_timeout and (value is None or (isinstance(value, Real) and value > _LONG_S)):
+        if is_timeout and (value is None or (isinstance(value, int | float | np.integer | np.floating) and value > _LONG_S)):
             continue
         with suppress(ReplayError):
             result = call(value)
