@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,7 +18,15 @@ import zmq
 from replay_server_protocol import errors
 from replay_server_protocol.codec import client_codec, server_codec
 from replay_server_protocol.endpoints import Endpoints
-from replay_server_protocol.errors import AttachRefused, BudgetExceeded, ForkedClient, ReplayError, ServerClosing, ServerGone
+from replay_server_protocol.errors import (
+    AttachRefused,
+    BudgetExceeded,
+    ForkedClient,
+    InvalidRequest,
+    ReplayError,
+    ServerClosing,
+    ServerGone,
+)
 from replay_server_protocol.messages import (
     MAX_MESSAGE_BYTES,
     Bye,
@@ -62,6 +71,7 @@ class Connection:
         self.endpoints = endpoints
         self.welcome: Welcome | None = None
         self.trace = trace
+        self._who = process
         self.silence = SilenceLog(process)
         self._live = LiveTrace(trace, process, endpoints.run_dir)
         check_descriptors()
@@ -73,6 +83,7 @@ class Connection:
         self._socket_fd: int | None = None
         self._server_pidfd: int | None = None
         self._look_again_s = 0.0
+        self._waiting_thread = 0
 
     @property
     def session(self) -> int:
@@ -102,6 +113,26 @@ class Connection:
         """Raises ForkedClient in a forked child: its copy of the socket and of the mappings belongs to the parent."""
         if os.getpid() != self._pid:
             raise ForkedClient(f"this client was made in process {self._pid} and is used in its forked child {os.getpid()}; connect there")
+
+    def check_caller(self) -> None:
+        """As ``check_process``. Raises InvalidRequest while another thread waits in this client: sockets and slots belong to one."""
+        self.check_process()
+        waiting = self._waiting_thread
+        if waiting and waiting != threading.get_ident():
+            name = next((thread.name for thread in threading.enumerate() if thread.ident == waiting), str(waiting))
+            raise InvalidRequest(
+                f"thread {threading.current_thread().name!r} calls {self._who} while thread {name!r} waits in it: a client is "
+                "for one thread at a time; connect another one here, or call in turn"
+            )
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The calling thread waits in this client; ``check_caller`` refuses others."""
+        self._waiting_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._waiting_thread = 0
 
     def attach(self, deadline: Deadline) -> Welcome:
         """Opens a session. Waits for a server until the deadline.

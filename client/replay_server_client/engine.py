@@ -131,40 +131,8 @@ class Engine:
         Raises what the background thread met, ServerClosing when the server said so, ServerGone when none answers until the deadline.
         """
         self._check_thread()
-        self._park_thread()
-        begun_s = time.monotonic()
-        spin_until_s = begun_s + self._spin_s
-        try:
-            while True:
-                self._raise_failure()
-                if not self.connection.is_attached:
-                    if not self._reattaches:
-                        raise ServerGone(self.connection.why_silent())
-                    self.attach(deadline)
-                with self._lock:
-                    self.conversation.advance()
-                    if self.connection.silence.wait(begun_s, lambda: self.conversation.ask_reason(0, 0), self.connection.why_silent):
-                        self.conversation.advance()
-                    is_over = self.connection.is_attached and is_done()
-                    is_attached, nap_s = self.connection.is_attached, self.conversation.nap_s()
-                    # Without a background thread what is granted is gathered before this returns: its lease would run out meanwhile.
-                    work = self.conversation.claim() if not is_over or self._thread is None else None
-                    self._turn.notify()  # there may be work for the background thread, too
-                if work is not None:
-                    work()
-                    continue
-                if is_over:
-                    return True
-                if not is_attached:
-                    continue
-                if deadline.has_passed:
-                    return False
-                self._sleep(min(nap_s, deadline.remaining_s), spin_until_s)
-        except BaseException as error:
-            self._interrupted_by(error)
-            raise
-        finally:
-            self._resume_thread()
+        with self.connection.waiting():
+            return self._drive(is_done, deadline)
 
     def post(self, name: str, arrays: Mapping[str, object], deadline: Deadline) -> int | None:
         """Posts to a mailbox and returns the version, None at the deadline."""
@@ -212,6 +180,42 @@ class Engine:
             if thread is not None:
                 thread.join(_ABANDON_S)  # where it saw first that it is abandoned, it is the one that closes
 
+    def _drive(self, is_done: Callable[[], bool], deadline: Deadline) -> bool:
+        self._park_thread()
+        begun_s = time.monotonic()
+        spin_until_s = begun_s + self._spin_s
+        try:
+            while True:
+                self._raise_failure()
+                if not self.connection.is_attached:
+                    if not self._reattaches:
+                        raise ServerGone(self.connection.why_silent())
+                    self.attach(deadline)
+                with self._lock:
+                    self.conversation.advance()
+                    if self.connection.silence.wait(begun_s, lambda: self.conversation.ask_reason(0, 0), self.connection.why_silent):
+                        self.conversation.advance()
+                    is_over = self.connection.is_attached and is_done()
+                    is_attached, nap_s = self.connection.is_attached, self.conversation.nap_s()
+                    # Without a background thread what is granted is gathered before this returns: its lease would run out meanwhile.
+                    work = self.conversation.claim() if not is_over or self._thread is None else None
+                    self._turn.notify()  # there may be work for the background thread, too
+                if work is not None:
+                    work()
+                    continue
+                if is_over:
+                    return True
+                if not is_attached:
+                    continue
+                if deadline.has_passed:
+                    return False
+                self._sleep(min(nap_s, deadline.remaining_s), spin_until_s)
+        except BaseException as error:
+            self._interrupted_by(error)
+            raise
+        finally:
+            self._resume_thread()
+
     def _interrupted_by(self, error: BaseException) -> None:
         """Ctrl-C, or what a signal handler raised, may have come between a message about the ring and what it asks for: nobody says it
         again, so the next call begins anew. Of all later messages the server says the lost one again."""
@@ -223,6 +227,7 @@ class Engine:
                 self.connection.say_bye()
 
     def _check_thread(self) -> None:
+        self.connection.check_caller()
         if not self._is_for_one_thread:
             return
         thread = threading.get_ident()

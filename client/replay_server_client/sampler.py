@@ -48,7 +48,7 @@ class Sampler:
         """
         trace = self._engine.connection.trace
         begin_ns = trace.now_ns() if trace is not None else 0
-        self._engine.connection.check_process()
+        self._engine.connection.check_caller()
         if alpha is not None or beta is not None:
             self._prefetch.exponents = self._exponents(alpha, beta)
         self._give_back()
@@ -66,7 +66,7 @@ class Sampler:
         For a learner in step with its collectors: told at the start of an update, the next batch waits at the server for the rows of that
         update and is gathered behind it. Sends at most one message; never waits. A batch that is ready and too old is dropped.
         """
-        self._engine.connection.check_process()
+        self._engine.connection.check_caller()
         if not is_count(min_committed, 0):
             raise InvalidRequest(f"min_committed={shown(min_committed)}: a seq, at least 0")
         self._engine.act(lambda: self._prefetch.expect(min_committed))
