@@ -331,5 +331,6 @@ class AttachDesk:
                 finite_fields(config, store.schema),
                 config.return_gamma,
                 session.copied_as[:MAX_TEXT],
+                self._replay.passes_on,
             ),
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,8 @@ class Ingress:
         self._queue: deque[Published] = deque()
         self._in_flight: deque[Flight] = deque()
         self._completed = 0
+        self.committed_origins = Origins()
+        """The last publish of each origin whose rows are committed: those before it are too."""
         self._origins = Origins()
 
     @property
@@ -124,7 +126,7 @@ class Ingress:
         turn = self._turn_of(message)
         if turn is Turn.REPEAT:
             collector.queued += 1
-            self._queue.append(Published(collector, message._replace(rows=0), 0, now_ns))  # its credit follows that of the first one
+            self._queue.append(Published(collector, without_rows(message), 0, now_ns))  # its credit follows that of the first one
             return verdict
         wrong = "an earlier publish of its origin is missing" if turn is Turn.EARLY else self._what_is_wrong(collector, message)
         rows = 0 if wrong else message.rows
@@ -182,6 +184,11 @@ class Ingress:
         """Writes a few bytes beside the rows, in order with the copies; ``then`` runs when they were seen there."""
         self.memory.submit((), (Write(offset, content),))
         self._in_flight.append(Flight(None, Span(self.ring.reserved, 0), then))
+
+    def restore_origins(self, parts: Mapping[object, object]) -> None:
+        """What these publishes brought is committed. Raises ValueError when ``parts`` is not that of ``committed_origins``."""
+        self._origins.restore(parts)
+        self.committed_origins.restore(parts)
 
     def begin_after(self, tickets: int) -> None:
         """So many tickets of the memory were somebody else's, and are complete."""
@@ -274,6 +281,8 @@ class Ingress:
         collector.committed_rows += span.rows
         collector.last_committed_seq = span.end_seq
         self.counters.rows_committed += span.rows
+        if message.origin:
+            self.committed_origins.take(message.origin, message.origin_number)
         if span.rows:
             self.metadata.merge(collector, message)
         self.commit_latency.note(now_ns - published.received_ns)
@@ -307,3 +316,10 @@ class Ingress:
         except (ProtocolViolation, ValueError) as error:
             return str(error)
         return None
+
+
+def without_rows(message: Publish) -> Publish:
+    """The same publish, of no rows and with nothing to say of them: it keeps its place and its number."""
+    return message._replace(
+        rows=0, masked=0, rejected=0, nonfinite=0, lanes=b"", moments=[], episodes=b"", versions=b"", nonfinite_field="", nonfinite_row=0
+    )

@@ -14,13 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import zmq
 from replay_server_protocol.errors import DeviceError
-from replay_server_protocol.messages import Publish
+from replay_server_protocol.passing import PASSED_OPTIONS, Committed, Passed
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
 
@@ -28,7 +26,7 @@ from replay_server.budget import MemoryPlan
 from replay_server.config import ServerConfig
 from replay_server.counters import Tally
 from replay_server.flow import FlowState
-from replay_server.ingress import Ingress, Published
+from replay_server.ingress import Ingress, Published, without_rows
 from replay_server.metadata import Metadata, Notes
 from replay_server.replay import Replay, Store
 from replay_server.ring import Ring
@@ -37,21 +35,7 @@ from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingPlace, Write
 from replay_server.store import finite_fields, moment_fields
 
-PASSED_OPTIONS = ("columns", "moments", "return_gamma", "finite", "nonfinite", "slot_rows", "mailbox_bytes")
-"""Options of the ring's server that its collectors' slots and messages depend on."""
-
 _MOST_DEPTH = 256
-
-
-class Passed(NamedTuple):
-    """Publish ``number`` of ``origin``; ``rows`` is the slot's memory, which stays as it is until the publish is committed."""
-
-    origin: str
-    collector: str
-    lanes: int
-    counted: bool
-    publish: Publish
-    rows: npt.NDArray[np.uint8]
 
 
 class Carrier(Protocol):
@@ -63,9 +47,8 @@ class Carrier(Protocol):
     def carry(self, passed: Passed) -> None:
         """Takes a publish; never waits."""
 
-    def take_committed(self) -> Sequence[tuple[str, int, int]]:
-        """What was committed since it was asked last, (origin, number, committed): every publish of the origin up to that number is in the
-        ring, and the seq covers them. Never waits."""
+    def take_committed(self) -> Sequence[Committed]:
+        """What was committed since it was asked last. Never waits."""
 
     def forget(self, origin: str) -> None:
         """This collector has gone, and all it published is committed."""
@@ -92,7 +75,7 @@ class NoRing:
 
     def unregister(self, segment: Segment) -> None:
         origin = self.origins.pop(segment.name, None)
-        if origin is not None:
+        if origin is not None and origin not in self.origins.values():  # else its collector has attached again
             self.carrier.forget(origin)
 
     def submit(self, copies: Sequence[Copy], writes: Sequence[Write] = ()) -> None:
@@ -138,7 +121,8 @@ class RelayIngress(Ingress):
             kept: deque[Published] = deque()
             for published in self._queue:
                 collector = published.collector
-                if origin_of(collector) == origin and published.message.number <= number:
+                its_origin, its_number = numbered(published)
+                if its_origin == origin and its_number <= number:
                     self._credit(published, committed, now_ns)
                     credited[collector.token] = collector
                 else:
@@ -159,12 +143,14 @@ class RelayIngress(Ingress):
     def _pass_on(self, published: Published) -> None:
         collector, message = published.collector, published.message
         assert collector.segment is not None  # it is let go of only when nothing is queued
-        origin = origin_of(collector)
+        origin, number = numbered(published)
         self.memory.origins[collector.segment.name] = origin
         begin = message.slot * collector.slot_bytes
         rows = collector.segment.bytes[begin : begin + published.rows * self.layout.stride]
         hello = collector.hello
-        self.carrier.carry(Passed(origin, collector.name, hello.lanes, hello.counted, message._replace(rows=published.rows), rows))
+        if message.rows != published.rows:
+            message = without_rows(message)
+        self.carrier.carry(Passed(origin, number, collector.name, hello.lanes, hello.counted, message, rows))
 
     def _credit(self, published: Published, committed: int, now_ns: int) -> None:
         collector, message = published.collector, published.message
@@ -222,6 +208,9 @@ class RelayServer(Server):
         return Store(schema, plan, ring, memory, ingress, tallies)
 
 
-def origin_of(collector: CollectorSession) -> str:
-    """Unique over all nodes and restarts: a session's token is random."""
-    return f"{collector.token:016x}"
+def numbered(published: Published) -> tuple[str, int]:
+    """The publish's origin and its number there, as its collector names them; of one that names none the session and its own number."""
+    message = published.message
+    if message.origin:
+        return message.origin, message.origin_number
+    return f"{published.collector.token:016x}", message.number  # unique over all nodes and restarts: a token is random

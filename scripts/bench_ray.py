@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0")
 
@@ -32,6 +32,7 @@ from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.cluster import connect_learner, start_forwarder, start_host
 from replay_server_client.ray.delivery import Delivery
 from replay_server_protocol.messages import Publish
+from replay_server_protocol.passing import Passed
 from replay_server_protocol.schema import Schema
 
 from replay_server.spawn import ReplayServer
@@ -52,15 +53,6 @@ CHUNKS_AND_WINDOWS = [(1 << 16, 1), (1 << 16, 4), (1 << 20, 1), (1 << 20, 2), (1
 Run = dict[str, Any]
 
 
-class Passed(NamedTuple):
-    origin: str
-    collector: str
-    lanes: int
-    counted: bool
-    publish: Publish
-    rows: Any
-
-
 def carried(shard: str, chunk_bytes: int, window: int, total_bytes: int, origin: str) -> Run:
     """Bytes a second from a node's memory until committed in the other's ring, and calls a second."""
     carrier = ChunkCarrier(RemoteHost(shard), Delivery(window_chunks=window, chunk_bytes=chunk_bytes))
@@ -73,7 +65,7 @@ def carried(shard: str, chunk_bytes: int, window: int, total_bytes: int, origin:
     while done < publishes:
         while offered < publishes and offered - done < ahead:
             offered += 1
-            carrier.carry(Passed(origin, origin, 1, True, Publish(1, 1, offered, 0, SLOT_ROWS, 0, 0, 0, b"", []), rows))
+            carrier.carry(Passed(origin, offered, origin, 1, True, Publish(1, 1, offered, 0, SLOT_ROWS, 0, 0, 0, b"", []), rows))
         for committed in carrier.take_committed():
             done = committed.number
         time.sleep(0.0002)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerGone, shown
+from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone, shown
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
@@ -122,7 +122,8 @@ class Collector:
         finds its copy done, so ``flush`` before a pause. Waits for credits for ``timeout`` seconds (default: that of ``connect``) and
         raises ReplayTimeout, whose ``rows_written`` leading rows were taken; the rest may be written again. Raises RowsRejected with
         nothing written. When the server is lost it attaches to the next one and goes on: what was in flight, also of this call, is counted
-        as lost. Raises ServerGone when no other came in time, ServerClosing when the server stops in good order.
+        as lost; where the server passed rows on to another node, it is kept and goes to the next one first. Raises ServerGone (with
+        ``rows_written``) when no other came in time, ServerClosing when the server stops in good order.
         """
         try:
             self._write(rows, mask, final_mask, final, Deadline(self._timeout if timeout is None else timeout))
@@ -152,22 +153,24 @@ class Collector:
         """Publishes what is open, waits until all rows written so far are committed, and returns a seq that covers them.
 
         Raises ReplayTimeout naming what it waits on. After a loss of the server that cost rows it raises ServerGone once, with their
-        number (``rows_lost``); later flushes work on the new ring, whose seqs start anew.
+        number (``rows_lost``); later flushes work on the new ring, whose seqs start anew. A loss of one that passes rows on costs none:
+        it goes on with the next one, and raises ServerGone if none came in time.
         """
         ingress = self._usable()
         deadline = Deadline(timeout)
-        if ingress.slots is None:
+        if ingress.slots is None and not ingress.can_resume:
             ingress.tell_loss()
-        try:
-            slots = ingress.slots or ingress.attach(deadline)
-            slots.publish()
-            ingress.wait(lambda: slots.unanswered == 0, deadline, "published rows are not committed", "credit")
-        except ServerGone as gone:
-            ingress.lose()
-            ingress.tell_loss(type(gone))
-            raise
-        ingress.tell_loss()
-        return slots.committed
+        while True:
+            try:
+                committed = self._flush(ingress, deadline)
+            except ServerGone as gone:
+                ingress.lose()
+                if ingress.can_resume and not isinstance(gone, ServerClosing) and not deadline.has_passed:
+                    continue
+                ingress.tell_loss(type(gone))
+                raise
+            ingress.tell_loss()
+            return committed
 
     @contextlib.contextmanager
     def slot(self, timeout: float | None = 1.0) -> Iterator[LentSlot]:
@@ -184,7 +187,8 @@ class Collector:
             ingress.connection.check_process()
             lent.stamp(ingress.policy.version)
             slots.claim(lent.checked_rows())
-            slots.publish()
+            with ingress.outliving_server(Deadline(None)):  # as for a write, whose rows are told by flush if they are lost
+                slots.publish()
         finally:
             self._is_lending = False
             lent.end()
@@ -251,14 +255,17 @@ class Collector:
         """
         if not self._says_bye.alive or os.getpid() != self._pid:
             return
+        ingress = self._ingress
         try:
-            if self._ingress.slots is not None and not self._is_lending:
+            if (ingress.slots is not None or ingress.rows_kept) and not self._is_lending:
                 self.flush(_CLOSE_WAIT_S)
         except ServerGone as gone:
+            ingress.give_up()
+            ingress.tell_loss(type(gone))
             if gone.details.get("rows_lost"):
                 raise
         finally:
-            self._ingress.let_go()
+            ingress.let_go()
             self._says_bye()
 
     def __enter__(self) -> Self:
@@ -288,12 +295,18 @@ class Collector:
                     taken += slots.place(block, taken)
                     if writer.is_full or taken < block.rows or slots.open_for_s >= self._linger:
                         slots.publish()
-        except ReplayTimeout as late:
+        except (ReplayTimeout, ServerGone) as late:
             ingress.chains.cut_all()
             late.details["rows_written"] = taken
             raise
         if trace is not None:
             trace.record(CALLING_THREAD, "write", begin_ns, trace.now_ns(), rows=taken)
+
+    def _flush(self, ingress: Ingress, deadline: Deadline) -> int:
+        slots = ingress.slots or ingress.attach(deadline)
+        slots.publish()
+        ingress.wait(lambda: slots.unanswered == 0, deadline, "published rows are not committed", "credit")
+        return slots.committed
 
     def _usable(self) -> Ingress:
         self._ingress.connection.check_process()

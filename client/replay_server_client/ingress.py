@@ -21,6 +21,7 @@ from replay_server_client.deadline import Deadline
 from replay_server_client.hello import hello_of
 from replay_server_client.mailbox import MailReader
 from replay_server_client.policy_version import PolicyVersion
+from replay_server_client.remains import Remains
 from replay_server_client.slot_plan import LaneChains
 from replay_server_client.slot_writer import SlotWriter
 from replay_server_client.slots import REPEAT_S, Counts, LentSlots
@@ -69,8 +70,10 @@ class Ingress:
         self._segment: SegmentLent | None = None
         self._reason: Reason | None = None
         self._untold_loss = 0  # rows lost that no flush has told of
+        self._why_given_up = ""
         self._generation = 0  # of the slots
         self._lost: dict[int, int] = {}  # rows lost by the generation they were handed to, not yet told to a server
+        self._remains = Remains.of_nothing()  # of the sessions before this one
 
     def attach(self, deadline: Deadline) -> LentSlots:
         """Opens a session and maps its slots. Starts over if the server dies meanwhile, until the deadline.
@@ -87,11 +90,23 @@ class Ingress:
                 self.connection.say_bye()
                 raise
             except ServerGone:
+                if self.slots is not None:  # lost again as what was kept went to it
+                    self.lose()
                 if deadline.has_passed:
                     raise
             except BaseException:
                 self.connection.say_bye()
                 raise
+
+    @property
+    def can_resume(self) -> bool:
+        """There is no session, and the next one goes on from the one that was lost."""
+        return self.slots is None and self._remains.lent is not None
+
+    @property
+    def rows_kept(self) -> int:
+        """Rows of sessions that were lost, for the next one."""
+        return self._remains.rows if self.slots is None else 0
 
     def open_writer(self, deadline: Deadline, device: Device | None = None) -> tuple[LentSlots, SlotWriter | DeviceSlot]:
         """The open slot, or a free one after waiting for its credit, for rows of the host or of ``device``. Attaches first if there is
@@ -105,6 +120,7 @@ class Ingress:
         if device is None and slots.unsettled:
             self.wait(lambda: slots.unsettled == 0, deadline, "the GPU has not finished the rows before these", "gpu")
         held = f", {slots.unsettled} of them once the GPU has copied their rows" if slots.unsettled else ""
+        held += f"; {slots.kept} more from before a server was lost go first" if slots.kept else ""
         self.wait(lambda: slots.has_free, deadline, f"no credit: all {slots.depth} slots are published{held}", "credit")
         return slots, slots.open(device)
 
@@ -154,27 +170,41 @@ class Ingress:
                 raise
 
     def lose(self) -> None:
-        """Lets go of the session and counts what was in flight as lost."""
-        slots, self.slots = self.slots, None
+        """Lets go of the session. What was in flight is kept for the next one if that may go on with it, else counted as lost."""
+        slots = self.slots
         if slots is not None:
-            rows = slots.close()
-            self.counts.rows_lost += rows
-            self._lost[self._generation] = self._lost.get(self._generation, 0) + rows
-            self._untold_loss += rows
-            self.chains.cut_all()
+            remains = slots.retire()
+            self._remains, self.slots = remains or Remains.of_nothing(), None
+            in_flight = slots.close()
             self.mail.forget()
             self.policy.forget()
+            if remains is None or remains.lost:
+                self._count_lost(in_flight if remains is None else remains.lost, self._generation)
         self.connection.say_bye()
+
+    def give_up(self) -> None:
+        """Counts as lost what was kept for the next server. A new origin begins: the old one would lack numbers."""
+        remains, self._remains = self._remains, Remains.of_nothing()
+        for kept in remains.kept:
+            self._count_lost(kept.publish.rows, kept.publish.generation)
+        self.chains.cut_all()
 
     def tell_loss(self, kind: type[ServerGone] = ServerGone) -> None:
         """Raises ``kind`` once after a loss that cost rows, with their number."""
         rows, self._untold_loss = self._untold_loss, 0
+        why, self._why_given_up = self._why_given_up, ""
         if rows:
             raise kind(
                 f"server {self.connection.endpoints.name!r} was lost, and with it {rows} rows that it had not committed; seqs from before "
-                "belong to its old ring, the next flush() is about rows written since",
+                f"belong to its old ring, the next flush() is about rows written since{why}",
                 rows_lost=rows,
             )
+
+    def _count_lost(self, rows: int, generation: int) -> None:
+        self.counts.rows_lost += rows
+        self._lost[generation] = self._lost.get(generation, 0) + rows
+        self._untold_loss += rows
+        self.chains.cut_all()
 
     def let_go(self) -> None:
         """Drops the slots, with whatever is still in flight in the server's hands."""
@@ -202,10 +232,17 @@ class Ingress:
                 f"require_zero_copy: server {connection.endpoints.name!r} copies these slots {lent.copied_as}; {remedy}, or do without "
                 "require_zero_copy"
             )
-        self.slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy)
+        unfit = self._remains.why_unfit(lent)
+        if unfit is not None:
+            self._why_given_up = f"; they were kept for its successor, which {unfit}" if self._remains.kept else ""
+            self.give_up()
+        remains = self._remains if lent.resumes else None
+        slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy, remains)
+        self.slots = slots
         connection.send(Mapped(connection.session, connection.generation, self._rows_to_tell(connection.generation)))
         self._lost.clear()
-        return self.slots
+        slots.publish_again()
+        return slots
 
     def _rows_to_tell(self, generation: int) -> int:
         """Rows lost with earlier generations. Those handed to this one it counts itself: what reached it in time it commits."""
@@ -217,6 +254,7 @@ class Ingress:
             case Credit():
                 if self.slots is not None:
                     self.slots.credit(message)
+                    self.slots.publish_again()
             case SegmentLent():
                 self._segment = message
             case Reason():
@@ -279,7 +317,7 @@ class CollectorStatistics:
     @classmethod
     def of(cls, name: str, ingress: Ingress) -> CollectorStatistics:
         slots, welcome, counts = ingress.slots, ingress.connection.welcome, ingress.counts
-        in_flight = slots.rows_in_flight if slots else 0
+        in_flight = slots.rows_in_flight if slots else ingress.rows_kept
         return cls(
             name=name,
             generation=welcome.generation if welcome else None,

@@ -53,7 +53,8 @@ class LaneChains:
 class SlotPlan:
     """What all slots of one session have in common."""
 
-    def __init__(self, schema: Schema, chains: LaneChains, lent: SegmentLent) -> None:
+    def __init__(self, schema: Schema, chains: LaneChains, lent: SegmentLent, sums: LaneSums | None = None) -> None:
+        """``sums`` of an earlier session go on here; without any they begin anew."""
         self.schema = schema
         self.chains = chains
         self.slot_rows = lent.slot_rows
@@ -66,7 +67,7 @@ class SlotPlan:
         self.checked = () if lent.nonfinite == "allow" else checked_fields(schema, lent.finite)
         asked = {field for field in (*self.checked, *self.moments) if field is not None}
         self.scalars = tuple(field for field in asked if not field.shape and field.dtype != "bfloat16")
-        self.sums = lane_sums(schema, self.lanes, lent.return_gamma if keeps_returns else None)
+        self.sums = sums or lane_sums(schema, self.lanes, lent.return_gamma if keeps_returns else None)
         self.keeps_lanes = lent.links or self.sums is not None
         self.version = schema.role("policy_version") if "policy_version" in schema.roles else None
         self.lane_of = np.resize(np.arange(self.lanes, dtype=np.int32), self.slot_rows)

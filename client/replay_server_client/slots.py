@@ -1,7 +1,8 @@
 """The slots the server lent to one session: which are free, open, sealed or published, and which publishes are unanswered.
 
 Knows when to repeat, never waits. A slot is written again only after its credit, since only a credit makes it free. Sealed slots are
-full and handed over in order, each once its bytes are in it: at once if the host wrote them, later if a GPU copies them there.
+full and handed over in order, each once its bytes are in it: at once if the host wrote them, later if a GPU copies them there. What an
+earlier session left goes first: no slot is free for new rows before all of it is published again.
 
 Ctrl-C, and whatever else a signal handler raises, may end a call anywhere. So each step works its outcome out first and then takes it over
 in plain assignments, between which CPython looks for no signal: no slot, row or publish is ever between two places.
@@ -14,7 +15,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from replay_server_protocol.errors import ProtocolViolation
+import numpy as np
+from replay_server_protocol.errors import DeviceError, ProtocolViolation
 from replay_server_protocol.messages import Credit, Publish, SegmentLent
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
@@ -23,6 +25,7 @@ from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection
 from replay_server_client.policy_version import PolicyVersion
+from replay_server_client.remains import Kept, Remains
 from replay_server_client.rows import RowBlock
 from replay_server_client.slot_plan import LaneChains, SlotPlan
 from replay_server_client.slot_writer import Filled, SlotWriter
@@ -59,8 +62,12 @@ class LentSlots:
         chains: LaneChains,
         counts: Counts,
         policy: PolicyVersion,
+        remains: Remains | None = None,
     ) -> None:
-        """Maps the segment. Raises ProtocolViolation if it can't be what was lent."""
+        """Maps the segment. ``remains`` fit it, and are what the session goes on from; None where it can't be resumed.
+
+        Raises ProtocolViolation if it can't be what was lent.
+        """
         if lent.depth < 1 or lent.slot_rows < chains.lanes or lent.slot_rows * schema.stride > lent.slot_bytes:
             raise ProtocolViolation(
                 f"the server lent {lent.depth} slots of {lent.slot_rows} rows in {lent.slot_bytes} bytes, which can't hold a step of "
@@ -69,18 +76,21 @@ class LentSlots:
         self.depth = lent.depth
         self.slot_rows = lent.slot_rows
         self.writer: SlotWriter | DeviceSlot | None = None
-        self.committed = 0
-        self._masked = 0  # rows left out by a mask since the last publish
+        self.committed = remains.committed if remains else 0
+        self._lent = lent
+        self._remains = remains
+        self._kept = remains.kept if remains else ()
+        self._masked = remains.masked if remains else 0  # rows left out by a mask since the last publish
         self._rejected = 0
-        self._handed_over = 0  # rows of slots before the next one, rejected ones among them
+        self._handed_over = remains.placed if remains else 0  # rows of slots before the next one, rejected ones among them
         self._policy = policy
         self._connection = connection
         self._counts = counts
         with connection.opening_memory():
             self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
-        slots = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
-        self._plan = SlotPlan(schema, chains, lent)
-        self._writers = [SlotWriter(i, slots[i].reshape(lent.slot_rows, schema.stride), self._plan) for i in range(lent.depth)]
+        self._memory = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
+        self._plan = SlotPlan(schema, chains, lent, remains.sums if remains else None)
+        self._writers = [SlotWriter(i, each.reshape(lent.slot_rows, schema.stride), self._plan) for i, each in enumerate(self._memory)]
         self._on_device: DeviceSlots | None = None
         self._sealed: deque[SlotWriter | DeviceSlot] = deque()
         self._states = [SlotState.FREE] * lent.depth
@@ -104,8 +114,13 @@ class LentSlots:
 
     @property
     def unanswered(self) -> int:
-        """Slots without a credit: published ones and those that will be without another word."""
-        return len(self._unanswered) + len(self._sealed)
+        """Publishes without a credit: also those that will be made, or made again, without another word."""
+        return len(self._unanswered) + len(self._sealed) + len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """Publishes of an earlier session that are not made again yet, for want of a free slot."""
+        return len(self._kept)
 
     @property
     def rows_in_flight(self) -> int:
@@ -114,7 +129,7 @@ class LentSlots:
         Rows from a GPU are among them until their mask is seen, which is when their slot is handed over.
         """
         unpublished = sum(writer.rows for writer in self._sealed) + (self.writer.rows if self.writer else 0)
-        return unpublished + sum(publish.rows for publish in self._unanswered)
+        return unpublished + sum(publish.rows for publish in self._unanswered) + sum(kept.publish.rows for kept in self._kept)
 
     @property
     def open_for_s(self) -> float:
@@ -158,26 +173,33 @@ class LentSlots:
 
     def publish(self) -> None:
         """Seals the open slot, if there is one with rows in it, and hands over what is settled."""
-        writer = self.writer
-        if writer is not None and writer.rows:
-            writer.seal()
-            sealed = deque((*self._sealed, writer))
-            self._sealed, self.writer = sealed, None
+        if self.writer is not None and self.writer.rows:
+            self._seal(self.writer)
         self.settle()
+
+    def _seal(self, writer: SlotWriter | DeviceSlot) -> None:
+        writer.seal()
+        sealed = deque((*self._sealed, writer))
+        self._sealed, self.writer = sealed, None
 
     def settle(self) -> None:
         """Hands over sealed slots in order, up to the first whose bytes are not in it. Raises DeviceError."""
         while self._sealed and self._sealed[0].is_settled:
-            self._hand_over(self._sealed[0])
+            trace = self._connection.trace
+            begin_ns = trace.now_ns() if trace is not None else 0
+            message = self._hand_over(self._sealed[0])
+            if message is None:
+                continue
+            self._connection.send(message)
+            if trace is not None:
+                trace.record(CALLING_THREAD, "publish", begin_ns, trace.now_ns(), number=message.number, rows=message.rows)
 
-    def _hand_over(self, writer: SlotWriter | DeviceSlot) -> None:
-        """Publishes the rows left in the first sealed slot; one without any only to tell of rejected rows, else it is freed.
+    def _hand_over(self, writer: SlotWriter | DeviceSlot) -> Publish | None:
+        """What to say of the rows left in the first sealed slot; of one without any only to tell of rejected rows, else it is freed.
 
         Its bytes are written by then; the message orders them.
         """
-        trace, counts = self._connection.trace, self._counts
-        begin_ns = trace.now_ns() if trace is not None else 0
-        placed = writer.rows
+        counts, placed = self._counts, writer.rows
         filled = writer.finish()
         left_out = placed - filled.rows - filled.rejected  # a DeviceSlot's: a SlotWriter places none
         masked, rejected = self._masked + left_out, self._rejected + filled.rejected
@@ -196,18 +218,17 @@ class LentSlots:
         self._sealed, self._unanswered = sealed, unanswered
         if message is None:
             self._masked, self._rejected = masked, rejected
-            return
+            return None
         self._number, self._masked, self._rejected, self._quiet_since = message.number, 0, 0, quiet_since
-        self._connection.send(message)
-        if trace is not None:
-            trace.record(CALLING_THREAD, "publish", begin_ns, trace.now_ns(), number=message.number, rows=filled.rows)
+        return message
 
     def _publish_of(self, slot: int, filled: Filled, masked: int, rejected: int) -> Publish:
         field, row = filled.offender or ("", -self._handed_over)
+        number = self._number + 1
         return Publish(
-            self._connection.session,
-            self._connection.generation,
-            self._number + 1,
+            self._lent.session,
+            self._lent.generation,
+            number,
             slot,
             filled.rows,
             masked,
@@ -220,7 +241,15 @@ class LentSlots:
             self._policy.mailbox if filled.versions else "",
             field,
             self._handed_over + row,
+            *self._origin_of(number),
         )
+
+    def _origin_of(self, number: int) -> tuple[str, int, int]:
+        """The last fields of this session's publish ``number``: origin, number there, the first there without a credit."""
+        if self._remains is None:
+            return "", 0, 0
+        before = self._remains.credited
+        return self._remains.origin, before + number, before + (self._unanswered[0].number if self._unanswered else number)
 
     def credit(self, credit: Credit) -> None:
         """Frees the slots of every publish up to the credit's number. An old number again changes nothing."""
@@ -244,6 +273,69 @@ class LentSlots:
         for publish in self._unanswered:
             self._connection.send(publish)
 
+    def publish_again(self) -> None:
+        """Copies what an earlier session left into the slots that are free, and publishes it."""
+        while self._kept and self.has_free:
+            first, rest = self._kept[0], self._kept[1:]
+            index, number = self._states.index(SlotState.FREE), self._number + 1
+            self._memory[index][: len(first.rows)] = first.rows
+            origin, origin_number, origin_first = self._origin_of(number)
+            message = first.publish._replace(
+                session=self._lent.session,
+                generation=self._lent.generation,
+                number=number,
+                slot=index,
+                origin=origin,
+                origin_number=origin_number,
+                origin_first=origin_first,
+            )
+            state = move(SLOT, move(SLOT, self._states[index], SlotEvent.OPEN), SlotEvent.PUBLISH)
+            unanswered, now_s = deque((*self._unanswered, message)), time.monotonic()
+            self._states[index] = state
+            self._kept, self._unanswered, self._number, self._quiet_since = rest, unanswered, number, now_s
+            self._connection.send(message)
+
+    def retire(self) -> Remains | None:
+        """The session is lost: hands over what is written, without a word, and returns what the next one goes on from.
+
+        None if it can't be resumed. Waits for what a GPU has still to copy. ``close`` it after that.
+        """
+        before = self._remains
+        if before is None:
+            return None
+        if self.writer is not None and not self.writer.rows:
+            self.abandon()
+        if self.writer is not None:
+            self._seal(self.writer)
+        if self._on_device is not None:
+            self._on_device.release()
+        lost = self._hand_over_all()
+        if self._on_device is not None:
+            self._take_cuts(self._on_device)
+        stride = self._plan.schema.stride
+        kept = (Kept(publish, self._memory[publish.slot][: publish.rows * stride]) for publish in self._unanswered)
+        through = self._unanswered[0].number - 1 if self._unanswered else self._number
+        return Remains(
+            before.origin,
+            before.credited + through,
+            (*kept, *self._kept),
+            self.committed,
+            self._masked,
+            self._handed_over,
+            self._plan.sums,
+            lost,
+            self._lent,
+        )
+
+    def _hand_over_all(self) -> int:
+        """All sealed slots; returns the rows of those that a GPU which failed has not copied."""
+        try:
+            while self._sealed and self._sealed[0].is_settled:
+                self._hand_over(self._sealed[0])
+        except DeviceError:
+            pass
+        return sum(writer.rows for writer in self._sealed)
+
     def close(self) -> int:
         """Lets go of the segment. Returns how many rows were in flight."""
         lost = self.rows_in_flight
@@ -253,13 +345,20 @@ class LentSlots:
             self._on_device.release()
             self._on_device = None
         self._writers.clear()
+        self._memory = np.empty((0, 0), np.uint8)
         self._segment.close()
         return lost
 
     def _host_writer(self, index: int) -> SlotWriter:
-        if self._on_device is not None and (left := self._on_device.settled.take()) is not None:
-            self._plan.chains.cut(left)
+        if self._on_device is not None:
+            self._take_cuts(self._on_device)
         return self._writers[index]
+
+    def _take_cuts(self, slots: DeviceSlots) -> None:
+        """Cuts that rows from a GPU left for the next ones."""
+        left = slots.settled.take()
+        if left is not None:
+            self._plan.chains.cut(left)
 
     def _device_writer(self, index: int, device: Device) -> DeviceSlot:
         if self._on_device is None:

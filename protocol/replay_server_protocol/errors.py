@@ -43,7 +43,8 @@ def shown(value: object) -> str:
 class ReplayError(Exception):
     """Base of all errors raised by the client and the server.
 
-    ``details`` holds the numbers of the message (``needed_bytes``, ``rows`` …) for programs that act on them.
+    ``details`` holds the numbers of the message (``needed_bytes``, ``rows`` …) for programs that act on them. ``rows_written`` says how
+    many leading rows of a ``write`` are in; the rest may be written again.
     """
 
     code: ClassVar[str] = "replay_error"
@@ -53,19 +54,16 @@ class ReplayError(Exception):
         self.message = message
         self.details = details
 
-
-class ReplayTimeout(ReplayError, TimeoutError):
-    """A wait ran out; the message names what was missing and who was late.
-
-    ``rows_written`` says how many leading rows of a ``write`` are in; the rest may be written again.
-    """
-
-    code = "timeout"
-
     @property
     def rows_written(self) -> int:
         rows = self.details.get("rows_written")
         return rows if isinstance(rows, int) else 0
+
+
+class ReplayTimeout(ReplayError, TimeoutError):
+    """A wait ran out; the message names what was missing and who was late."""
+
+    code = "timeout"
 
 
 class ServerGone(ReplayError, ConnectionError):

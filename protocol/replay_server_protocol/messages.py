@@ -98,6 +98,7 @@ class SegmentLent(NamedTuple):
     finite: list[Name] | None = None  # fields the non-finite policy looks at; None: the reward
     return_gamma: Share = 0.99  # discount of the running return, where ``moments`` names it
     copied_as: Text = "memory"  # how the slots are copied into the ring: memory, pinned, or pageable and why
+    resumes: bool = False  # publishes name their origin, and those that a lost session had no credit for may be published again
 
 
 class Mapped(NamedTuple):
@@ -133,9 +134,9 @@ class Publish(NamedTuple):
     mailbox: Name = ""  # whose versions they are; empty when the collector's user gave them
     nonfinite_field: Name = ""  # where the first of the rows rejected or nonfinite was seen; empty without one
     nonfinite_row: Count = 0  # its number among the rows this session has placed, from 0
-    origin: Name = ""  # passed on for a collector elsewhere: its session there; see replay_server_protocol.origins
-    origin_number: Count = 0  # the publish's number in that session: one that was taken before is credited and its rows left out
-    origin_first: Count = 0  # the first number of that session without an answer
+    origin: Name = ""  # whose it is, also when others pass it on: the collector's random name; see replay_server_protocol.origins
+    origin_number: Count = 0  # the publish's number there: one that was taken before is credited and its rows left out
+    origin_first: Count = 0  # the first number there without an answer
 
 
 class Credit(NamedTuple):

@@ -1,17 +1,18 @@
 """Which publishes of which origin were taken: how a publish that came by way of another machine is taken exactly once.
 
-An origin is one collector's session elsewhere; it numbers its publishes from 1. Whoever passes them on may send one again, after an
-error that says nothing about what became of it, and says with each which one is the ``first`` that has no answer yet: all before it are
-committed. So a table that has forgotten an origin, or never knew it, starts right, and may be bounded: only an origin with publishes
-on their way must not be forgotten, and those were heard of last.
+An origin is one collector elsewhere, over all its sessions; it numbers its publishes from 1. It, or whoever passes them on, may send one
+again, after a loss or an error that says nothing about what became of it, and says with each which one is the ``first`` that has no answer
+yet: all before it are committed. So a table that has forgotten an origin, or never knew it, starts right, and may be bounded: only an origin
+with publishes on their way must not be forgotten, and those were heard of last.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from enum import Enum
 
-from replay_server_protocol.errors import ProtocolViolation
+from replay_server_protocol.errors import ProtocolViolation, shown
 
 MOST_ORIGINS = 4096
 
@@ -46,11 +47,23 @@ class Origins:
         return Turn.NEXT if number == last + 1 else Turn.EARLY
 
     def take(self, origin: str, number: int) -> None:
-        """``number`` was judged NEXT and is taken."""
-        self._taken[origin] = number
+        """``number`` is taken, and all before it; a smaller one than was taken last changes nothing."""
+        self._taken[origin] = max(number, self._taken.get(origin, 0))
         self._taken.move_to_end(origin)
         if len(self._taken) > self._most:
             self._taken.popitem(last=False)
 
     def forget(self, origin: str) -> None:
         self._taken.pop(origin, None)
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """Plain numbers from which ``restore`` makes it again, who was heard of longest ago first."""
+        return dict(self._taken)
+
+    def restore(self, parts: Mapping[object, object]) -> None:
+        """Takes what ``parts`` of another table say. Raises ValueError for anything else."""
+        for origin, number in parts.items():
+            if not isinstance(origin, str) or type(number) is not int or number < 1:
+                raise ValueError(f"{shown(origin)}: {shown(number)} is no number of an origin")
+            self.take(origin, number)

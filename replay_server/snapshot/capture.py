@@ -38,6 +38,7 @@ def capture(replay: Replay, store: Store, session: int, number: int) -> Captured
         "episodes": store.ingress.metadata.episodes.parts,
         "staleness": store.ingress.metadata.staleness.parts,
         "moments": names,
+        "origins": store.ingress.committed_origins.parts,
         "collectors": [[c.name, c.hello.lanes, c.committed_rows] for c in replay.sessions.of(CollectorSession)],
         "run_id": replay.directory.run_id,
         "generation": replay.generation,
@@ -64,6 +65,7 @@ def restore_state(replay: Replay, store: Store, state: Mapping[str, Any], moment
         _restore_flow(replay, state["flow"])
         store.ingress.metadata.episodes.restore(state["episodes"])
         store.ingress.metadata.staleness.restore(state["staleness"])
+        store.ingress.restore_origins(state.get("origins", {}))
         for tally in store.tallies:
             if tally.field.name in moments:
                 tally.check(moments[tally.field.name])

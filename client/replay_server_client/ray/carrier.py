@@ -13,39 +13,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
-from replay_server_protocol.messages import Publish
+from replay_server_protocol.passing import Committed, Passed
 from replay_server_protocol.schema import Schema
 
 from replay_server_client.ray.delivery import Chunk, Delivery, Part
 from replay_server_client.ray.parcel import Answer, Bytes, Header, Sender, stripped
 
 _LONGEST_SLEEP_S = 0.5
-
-
-class Passed(Protocol):
-    """A publish as the relay hands it over."""
-
-    @property
-    def origin(self) -> str: ...
-    @property
-    def collector(self) -> str: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def counted(self) -> bool: ...
-    @property
-    def publish(self) -> Publish: ...
-    @property
-    def rows(self) -> Bytes: ...
-
-
-class Committed(NamedTuple):
-    origin: str
-    number: int
-    committed: int
 
 
 class HostCalls(Protocol):
@@ -100,7 +77,7 @@ class ChunkCarrier:
         return self._host.agree(self._schema)
 
     def carry(self, passed: Passed) -> None:
-        part = Part(passed.origin, passed.publish.number, len(passed.rows), passed)
+        part = Part(passed.origin, passed.number, len(passed.rows), passed)
         self._events.put(lambda: self._delivery.offer(part, time.monotonic()))
 
     def forget(self, origin: str) -> None:
@@ -173,7 +150,7 @@ class ChunkCarrier:
         through = answer.through if answer is not None else None
         committed: dict[str, int] = {}
         for part in self._delivery.settle(ordinal, through, time.monotonic()):
-            committed[part.origin] = part.number
+            committed[part.origin] = max(part.number, committed.get(part.origin, 0))  # one may have been offered twice
         for origin, number in committed.items():
             self._committed.append(Committed(origin, number, answer.committed if answer is not None else 0))
         if committed:

@@ -6,7 +6,7 @@ offer ─► waiting ─► chunk (>= 1 MiB, or nothing else on its way, or wait
                       └── an answer that leaves something out, or none: once all in flight are settled, all again ◄──┘
 ```
 
-A publish is (origin, number): a collector's session and its number there. The receiver answers a chunk with the number through which
+A publish is (origin, number): a collector and its number there. The receiver answers a chunk with the number through which
 each origin is committed; a call that failed has no answer, whatever became of it. Either way all that is not known to be committed is
 sent again, in order, under its old numbers (go-back-N), and ``first`` says where the answers end. With the receiver's table
 (``replay_server_protocol.origins``) each is committed once.
@@ -86,7 +86,7 @@ class Delivery(Generic[P]):
         return len(self._through)
 
     def offer(self, part: Part[P], now_s: float) -> None:
-        """Takes the next part of its origin: numbers follow one another."""
+        """Takes the next part of its origin: numbers follow one another, but for those that a collector offers again after a loss."""
         if part.origin not in self._through:
             self._through[part.origin] = part.number - 1
         if self._sent == len(self._unanswered):
@@ -110,7 +110,10 @@ class Delivery(Generic[P]):
         self._waiting_bytes -= n_bytes
         self._waiting_since_s = now_s
         self.chunks_sent += 1
-        chunk = Chunk(self.chunks_sent, parts, {part.origin: self._through[part.origin] + 1 for part in parts})
+        firsts: dict[str, int] = {}
+        for part in parts:  # one offered again may have been answered meanwhile, by a call of a forwarder that is gone
+            firsts[part.origin] = min(firsts.get(part.origin, self._through[part.origin] + 1), part.number)
+        chunk = Chunk(self.chunks_sent, parts, firsts)
         self._in_flight[chunk.ordinal] = chunk
         return chunk
 

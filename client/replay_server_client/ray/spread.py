@@ -11,12 +11,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from replay_server_protocol.errors import InvalidRequest
+from replay_server_protocol.passing import PASSED_OPTIONS, Committed, Passed
 from replay_server_protocol.schema import Schema
 
-from replay_server_client.ray.carrier import CarrierCounts, ChunkCarrier, Committed, Passed
-
-_ALIKE = ("columns", "moments", "return_gamma", "finite", "nonfinite", "slot_rows")
-"""Options of a sidecar that its collectors' slots and messages depend on."""
+from replay_server_client.ray.carrier import CarrierCounts, ChunkCarrier
 
 
 def shard_of(collector: str, shards: Sequence[str]) -> str:
@@ -52,7 +50,7 @@ class Spread:
         agreed = {shard: carrier.agree(schema) for shard, carrier in self._carriers.items()}
         first = agreed[self._shards[0]]
         for shard, options in agreed.items():
-            different = [name for name in _ALIKE if options.get(name) != first.get(name)]
+            different = [name for name in PASSED_OPTIONS if options.get(name) != first.get(name)]
             if different:
                 values = f"{first.get(different[0])} and {options.get(different[0])}"
                 raise InvalidRequest(
