@@ -73,7 +73,7 @@ class Ingress:
         self._why_given_up = ""
         self._generation = 0  # of the slots
         self._lost: dict[int, int] = {}  # rows lost by the generation they were handed to, not yet told to a server
-        self._remains = Remains.of_nothing()  # of the sessions before this one
+        self._remains = Remains.of_nothing()  # of the session before, until there is the next one
 
     def attach(self, deadline: Deadline) -> LentSlots:
         """Opens a session and maps its slots. Starts over if the server dies meanwhile, until the deadline.
@@ -101,12 +101,12 @@ class Ingress:
     @property
     def can_resume(self) -> bool:
         """There is no session, and the next one goes on from the one that was lost."""
-        return self.slots is None and self._remains.lent is not None
+        return self._remains.lent is not None
 
     @property
     def rows_kept(self) -> int:
         """Rows of sessions that were lost, for the next one."""
-        return self._remains.rows if self.slots is None else 0
+        return self._remains.rows
 
     def open_writer(self, deadline: Deadline, device: Device | None = None) -> tuple[LentSlots, SlotWriter | DeviceSlot]:
         """The open slot, or a free one after waiting for its credit, for rows of the host or of ``device``. Attaches first if there is
@@ -238,7 +238,7 @@ class Ingress:
             self.give_up()
         remains = self._remains if lent.resumes else None
         slots = LentSlots(connection, lent, self._hello.schema, self.chains, self.counts, self.policy, remains)
-        self.slots = slots
+        self.slots, self._remains = slots, Remains.of_nothing()
         connection.send(Mapped(connection.session, connection.generation, self._rows_to_tell(connection.generation)))
         self._lost.clear()
         slots.publish_again()
@@ -294,7 +294,8 @@ class Ingress:
 class CollectorStatistics:
     """What a collector has done over all its sessions, and what it holds now.
 
-    rows_written = rows_committed + rows_rejected + rows_in_flight + rows_lost. ``committed`` is the seq of the newest credit.
+    rows_written = rows_committed + rows_rejected + rows_in_flight + rows_lost. ``committed`` is the seq of the newest credit. Rows kept for
+    the next server that passes rows on are in flight; ``publishes_resumed`` of them were made again to one.
     """
 
     name: str
@@ -311,6 +312,7 @@ class CollectorStatistics:
     rows_nonfinite: int
     rows_lost: int
     publishes: int
+    publishes_resumed: int
     repeats: int
     waited_s: float
 

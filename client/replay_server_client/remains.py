@@ -36,9 +36,9 @@ class Kept:
 class Remains:
     """``credited``: all publishes of ``origin`` up to this number are; ``kept`` are those after it, in order.
 
-    ``committed`` is the newest credit's seq. ``masked`` rows were told by no publish yet, ``placed`` rows came before the next one; ``sums``
-    go on along the lanes. ``lost`` rows could not be kept: a GPU failed before they were copied from it. ``lent``: the slots they were in,
-    None before the first.
+    ``committed`` is the newest credit's seq. ``masked`` rows were told by no publish yet, ``placed`` rows came before the next one, and
+    ``sums`` go on along the lanes. ``lost`` rows could not be kept: a GPU failed before they were copied from it. ``lent``: the slots they
+    were in, None before the first.
     """
 
     origin: str

@@ -47,6 +47,7 @@ class Counts:
     rows_nonfinite: int = 0
     rows_lost: int = 0
     publishes: int = 0
+    publishes_resumed: int = 0
     repeats: int = 0
     waited_s: float = 0.0
 
@@ -78,7 +79,7 @@ class LentSlots:
         self.writer: SlotWriter | DeviceSlot | None = None
         self.committed = remains.committed if remains else 0
         self._lent = lent
-        self._remains = remains
+        self._origin, self._before = (remains.origin, remains.credited) if remains else ("", 0)  # this session's publish 1 is _before + 1
         self._kept = remains.kept if remains else ()
         self._masked = remains.masked if remains else 0  # rows left out by a mask since the last publish
         self._rejected = 0
@@ -246,10 +247,10 @@ class LentSlots:
 
     def _origin_of(self, number: int) -> tuple[str, int, int]:
         """The last fields of this session's publish ``number``: origin, number there, the first there without a credit."""
-        if self._remains is None:
+        if not self._origin:
             return "", 0, 0
-        before = self._remains.credited
-        return self._remains.origin, before + number, before + (self._unanswered[0].number if self._unanswered else number)
+        first = self._unanswered[0].number if self._unanswered else number
+        return self._origin, self._before + number, self._before + first
 
     def credit(self, credit: Credit) -> None:
         """Frees the slots of every publish up to the credit's number. An old number again changes nothing."""
@@ -293,6 +294,7 @@ class LentSlots:
             unanswered, now_s = deque((*self._unanswered, message)), time.monotonic()
             self._states[index] = state
             self._kept, self._unanswered, self._number, self._quiet_since = rest, unanswered, number, now_s
+            self._counts.publishes_resumed += 1
             self._connection.send(message)
 
     def retire(self) -> Remains | None:
@@ -300,8 +302,7 @@ class LentSlots:
 
         None if it can't be resumed. Waits for what a GPU has still to copy. ``close`` it after that.
         """
-        before = self._remains
-        if before is None:
+        if not self._origin:
             return None
         if self.writer is not None and not self.writer.rows:
             self.abandon()
@@ -316,8 +317,8 @@ class LentSlots:
         kept = (Kept(publish, self._memory[publish.slot][: publish.rows * stride]) for publish in self._unanswered)
         through = self._unanswered[0].number - 1 if self._unanswered else self._number
         return Remains(
-            before.origin,
-            before.credited + through,
+            self._origin,
+            self._before + through,
             (*kept, *self._kept),
             self.committed,
             self._masked,

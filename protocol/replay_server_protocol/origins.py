@@ -2,8 +2,8 @@
 
 An origin is one collector elsewhere, over all its sessions; it numbers its publishes from 1. It, or whoever passes them on, may send one
 again, after a loss or an error that says nothing about what became of it, and says with each which one is the ``first`` that has no answer
-yet: all before it are committed. So a table that has forgotten an origin, or never knew it, starts right, and may be bounded: only an origin
-with publishes on their way must not be forgotten, and those were heard of last.
+yet: all before it are committed. So a table that has forgotten an origin, or never knew it, starts right, and may be bounded: only an
+origin with publishes on their way must not be forgotten, and those were heard of last.
 """
 
 from __future__ import annotations

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_server_client import Collector
+from replay_server_client.ingress import CollectorStatistics
 from replay_server_client.observer import Observer
-from replay_server_protocol.errors import ServerGone
+from replay_server_client.status import query
+from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
@@ -37,11 +39,13 @@ def markers(sidecar: ServerProcess) -> list[int]:
 
 
 class Killer:
-    """Ends the host's process with kill -9, again and again, each time after it has answered for a while."""
+    """Ends an actor's process with kill -9, again and again: ``within_s`` after it has answered and, a forwarder, has sent up to
+    ``most_chunks``."""
 
-    def __init__(self, host: Any, kills: int, seed: int) -> None:
+    def __init__(self, actor: Any, kills: int, seed: int, within_s: float = 0.3, most_chunks: int = 0) -> None:
         self.killed = 0
-        self._host, self._kills, self._rng = host, kills, random.Random(seed)
+        self.kills = kills
+        self._actor, self._rng, self._within_s, self._most_chunks = actor, random.Random(seed), within_s, most_chunks
         self._thread = threading.Thread(target=self._run)
         self.is_over = threading.Event()
         self._thread.start()
@@ -49,14 +53,15 @@ class Killer:
     def _run(self) -> None:
         import ray
 
-        last = 0
-        while self.killed < self._kills and not self.is_over.is_set():
+        last, chunks = 0, self._rng.randint(0, self._most_chunks)
+        while self.killed < self.kills and not self.is_over.is_set():
             with contextlib.suppress(ray.exceptions.RayError):
-                pid = ray.get(self._host.report.remote(), timeout=5)["pid"]
-                if pid != last:
-                    time.sleep(self._rng.random() * 0.3)  # a kill may come at any moment of its work
-                    os.kill(pid, 9)
-                    self.killed, last = self.killed + 1, pid
+                report = ray.get(self._actor.report.remote(), timeout=5)
+                if report["pid"] != last and sum(shard["chunks"] for shard in report.get("shards", {}).values()) >= chunks:
+                    time.sleep(self._rng.random() * self._within_s)  # a kill may come at any moment of its work
+                    os.kill(report["pid"], 9)
+                    self.killed, last = self.killed + 1, report["pid"]
+                    chunks = self._rng.randint(0, self._most_chunks)
         self.is_over.set()
 
     def join(self) -> None:
@@ -101,33 +106,79 @@ def test_every_publish_is_committed_once_though_the_host_is_killed_twenty_times(
     assert markers(sidecar) == list(range(ROWS * PUBLISHES))
 
 
-@pytest.mark.timeout(200)
-def test_a_killed_forwarder_costs_only_rows_without_a_credit_and_the_command_shows_the_cluster(
+class Steps(threading.Thread):
+    """A collector that publishes numbered rows, and waits now and then for the next kill: so the publishes are spread over all of them."""
+
+    def __init__(self, number: int, run_dir: Path, publishes: int, killer: Killer) -> None:
+        super().__init__()
+        self.name = f"collector-{number}"
+        self.first = number * 10**6
+        self.error: BaseException | None = None
+        self.told: CollectorStatistics | None = None
+        self._run_dir, self._publishes, self._killer = run_dir, publishes, killer
+
+    def run(self) -> None:
+        try:
+            with Collector.connect("away2", run_dir=self._run_dir, schema=SCHEMA, name=self.name, timeout=100) as collector:
+                self._write(collector)
+                collector.flush(100)
+                self.told = collector.statistics()
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            self.error = error
+
+    def _write(self, collector: Collector) -> None:
+        killer, pauses = self._killer, 0
+        for step in range(self._publishes):
+            if step % 2:
+                collector.write(rows(self.first + ROWS * step, ROWS))
+            else:
+                with collector.slot(timeout=100) as slot:
+                    slot["marker"][:ROWS] = np.arange(self.first + ROWS * step, self.first + ROWS * (step + 1))
+                    slot["frame"][:ROWS] = 0
+                    slot.rows = ROWS
+            if step * (killer.kills + 1) // self._publishes > pauses:
+                pauses += 1
+                while killer.killed < pauses and not killer.is_over.is_set():
+                    time.sleep(0.01)
+
+
+@pytest.mark.timeout(600)
+def test_every_publish_is_committed_once_and_in_order_though_the_forwarder_is_killed_twenty_times(
     ray_nodes: Any, sidecars: Callable[..., ServerProcess]
 ) -> None:
     import ray
     from replay_server_client.ray.cluster import start_forwarder, start_host
 
     gpu, away = ray_nodes.add("gpu-2"), ray_nodes.add("away-2")
-    sidecar = sidecars("--capacity", "20000", "--slot-rows", str(ROWS))
-    start_host("g2", server=sidecar.name, run_dir=sidecar.run_dir, node_id=gpu)
-    forwarder = start_forwarder("g2", name="away2", run_dir=sidecar.run_dir, node_id=away)
-    with Collector.connect("away2", run_dir=sidecar.run_dir, schema=SCHEMA, timeout=60) as collector:
-        collector.write(rows(0, 10 * ROWS))
-        collector.flush(60)
-        pid = ray.get(forwarder.report.remote())["pid"]
-        collector.write(rows(10 * ROWS, 4 * ROWS))
-        os.kill(pid, 9)
-        collector.write(rows(14 * ROWS, 40 * ROWS), timeout=60)
-        with contextlib.suppress(ServerGone):  # tells how many rows were lost
-            collector.flush(60)
-        collector.flush(60)
-        lost = collector.statistics().rows_lost
+    sidecar = sidecars("--capacity", "200000", "--slot-rows", str(ROWS), "--depth", "4", "--columns", "link")
+    host = start_host("g2", server=sidecar.name, run_dir=sidecar.run_dir, node_id=gpu)
+    forwarder = start_forwarder("g2", name="away2", run_dir=sidecar.run_dir, node_id=away, depth=16, chunk_bytes=1 << 14)
+    killer = Killer(forwarder, KILLS, 11, within_s=0.02, most_chunks=20)
+    players = [Steps(number, sidecar.run_dir, PUBLISHES // 2, killer) for number in range(2)]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join(550)
+    killer.is_over.set()
+    killer.join()
+    assert [player.error for player in players] == [None, None]
     found = markers(sidecar)
-    assert len(found) == len(set(found))
-    assert set(range(10 * ROWS)) <= set(found)
-    assert 54 * ROWS - lost <= len(found) <= 54 * ROWS
+    counters = query(Endpoints.resolve(sidecar.name, sidecar.run_dir))["counters"]
+    told = [player.told for player in players if player.told is not None]
+    resumed, repeated = sum(each.publishes_resumed for each in told), ray.get(host.report.remote())["parts_repeated"]
+    print(f"forwarder: kills {killer.killed}, publishes {sum(each.publishes for each in told)}, of which {resumed} were made again to")
+    print(f"the next one, and {repeated} of those had reached the host before; {len(found)} rows in the ring")
+    assert killer.killed == KILLS
+    for player in players:
+        its = [marker for marker in found if player.first <= marker < player.first + 10**6]
+        assert its == list(range(player.first, player.first + ROWS * PUBLISHES // 2))
+    assert sum(each.rows_lost for each in told) == 0
+    assert resumed > repeated > 0
+    assert len(found) == ROWS * PUBLISHES
+    assert isinstance(counters, dict)
+    assert (counters["rows_published"], counters["rows_rejected"], counters["rows_lost"]) == (ROWS * PUBLISHES, 0, 0)
 
+    ray.get(forwarder.report.remote(), timeout=60)
     command = [sys.executable, "-m", "replay_server", "status", "--cluster", ray_nodes.cluster.address]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
     assert f"shard    g2: up, server {sidecar.name!r}" in shown

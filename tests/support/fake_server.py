@@ -66,6 +66,7 @@ class FakeServer:
     moments: tuple[str, ...] = ()
     links: bool = True
     copied_as: str = "memory"
+    resumes: bool = False
     holds_credits: bool = False
     lends: bool = True
     refusal: tuple[str, str] | None = None  # code and message instead of a segment
@@ -117,9 +118,9 @@ class FakeServer:
     def settle(self) -> None:
         self.do(lambda: None)
 
-    def credit(self) -> None:
-        """Returns every credit held back."""
-        self.do(self._credit)
+    def credit(self, most: int | None = None) -> None:
+        """Returns every credit held back, or those of the session's first ``most`` publishes."""
+        self.do(lambda: self._credit(most))
 
     def hold_no_more(self) -> None:
         self.holds_credits = False
@@ -246,6 +247,7 @@ class FakeServer:
                 self.nonfinite,
                 self.links,
                 copied_as=self.copied_as,
+                resumes=self.resumes,
             )
         )
 
@@ -263,8 +265,8 @@ class FakeServer:
         if not self.holds_credits:
             self._credit()
 
-    def _credit(self) -> None:
-        of_session = [t.message for t in self.taken if t.message.session == self.session]
+    def _credit(self, most: int | None = None) -> None:
+        of_session = [t.message for t in self.taken if t.message.session == self.session][:most]
         if of_session:
             self.committed = sum(message.rows for message in of_session)
             self._answer(Credit(self.session, self.generation, of_session[-1].number, self.committed))
