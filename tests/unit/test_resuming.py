@@ -184,59 +184,59 @@ def test_a_server_that_is_lost_while_it_is_told_again_costs_nothing_either(serve
 def test_what_the_next_server_cannot_take_as_it_is_is_told_as_lost_and_why(server: FakeServer, attach: Attach, why: str) -> None:
     server.holds_credits = True
     collector = attach()
-    collector.write(rows(0, 8))
+    collector.write(rows(0, 12))
     origin = server.taken[0].message.origin if server.of(Publish) else ""
     server.resumes, server.slot_rows = "ring" not in why, 2 if "slots" in why else 4
     server.moments = () if "moments" in why else ("return",)
     server.restart()
     server.holds_credits = False
-    collector.write(rows(8, 4))
-    with pytest.raises(ServerGone, match=f"8 rows that it had not committed.*kept for its successor, which {why}") as gone:
+    collector.write(rows(12, 4))
+    with pytest.raises(ServerGone, match=f"12 rows that it had not committed.*kept for its successor, which {why}") as gone:
         collector.flush()
-    assert gone.value.details["rows_lost"] == 8
+    assert gone.value.details["rows_lost"] == 12
     assert collector.flush() == 4
     new = [taken for taken in server.taken if taken.message.generation == 2]
-    assert np.concatenate([SCHEMA["reward"].view(taken.rows) for taken in new]).tolist() == [8, 9, 10, 11]
+    assert np.concatenate([SCHEMA["reward"].view(taken.rows) for taken in new]).tolist() == [12, 13, 14, 15]
     assert new[0].message.origin_number == (0 if "ring" in why else 1)
     assert new[0].message.origin != origin
     assert np.frombuffer(new[0].message.lanes, np.int32)[:2].tolist() == [~0, ~1], "the rows before these are missing"
-    assert [message.rows_lost for message in server.of(Mapped) if isinstance(message, Mapped)] == [0, 8]
+    assert [message.rows_lost for message in server.of(Mapped) if isinstance(message, Mapped)] == [0, 12]
 
 
 def test_another_schema_is_refused_by_name_and_the_rows_stay_kept(server: FakeServer, attach: Attach) -> None:
     server.holds_credits = True
     collector = attach()
-    collector.write(rows(0, 8))
+    collector.write(rows(0, 12))
     server.refusal = ("schema_mismatch", "field 'reward' is float64 there")
     server.restart()
     with pytest.raises(SchemaMismatch, match="'reward' is float64"):
-        collector.write(rows(8, 4))
-    assert collector.statistics().rows_in_flight == 8
+        collector.write(rows(12, 4))
+    assert collector.statistics().rows_in_flight == 12
     server.refusal, server.holds_credits = None, False
-    collector.write(rows(8, 4))
+    collector.write(rows(12, 4))
     collector.flush()
-    assert Ring.of(server).rewards == list(range(12))
+    assert Ring.of(server).rewards == list(range(16))
 
 
 def test_a_call_that_finds_no_server_says_what_it_took_and_the_next_one_goes_on(server: FakeServer, attach: Attach) -> None:
     collector = attach()
     server.holds_credits = True
-    collector.write(rows(0, 8))
+    collector.write(rows(0, 12))
     server.close_in_good_order()
     with pytest.raises(ServerClosing) as closing:
-        collector.write(rows(8, 4))
+        collector.write(rows(12, 4))
     server.is_silent = True
     with pytest.raises(ServerGone) as gone:
-        collector.write(rows(8, 4), timeout=0.05)
+        collector.write(rows(12, 4), timeout=0.05)
     with pytest.raises(ServerGone, match="no server called"):
         collector.flush(0.05)
     assert closing.value.rows_written == gone.value.rows_written == 0
-    assert collector.statistics().rows_in_flight == 8
+    assert collector.statistics().rows_in_flight == 12
     server.is_silent = server.holds_credits = False
     server.restart()
-    collector.write(rows(8, 4))
+    collector.write(rows(12, 4))
     collector.flush()
-    assert Ring.of(server).rewards == list(range(12))
+    assert Ring.of(server).rewards == list(range(16))
 
 
 def test_a_collector_that_closes_without_a_server_tells_what_was_lost(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ class Uninterrupted:
 
     def __init__(self, run_dir: Path, seed: int, restarts: bool) -> None:
         rng, calls = random.Random(seed), random.Random(seed + 1)
-        with FakeServer(run_dir, slot_rows=rng.choice((4, 6)), depth=3, resumes=True, moments=("return",)) as server:
+        with FakeServer(run_dir, slot_rows=rng.choice((4, 6)), depth=4, resumes=True, moments=("return",)) as server:
             with Collector.connect(server.name, schema=SCHEMA, run_dir=run_dir, lanes=LANES, linger=60.0, timeout=5.0) as collector:
                 self._play(server, collector, calls, rng if restarts else None)
                 server.hold_no_more()
@@ -301,10 +301,8 @@ class Uninterrupted:
     def _play(self, server: FakeServer, collector: Collector, calls: random.Random, rng: random.Random | None) -> None:
         at = 0
         for _ in range(80):
-            n, what = LANES * calls.randint(1, 3), calls.random()
+            n, what = LANES * calls.randint(1, 2), calls.random()
             columns = rows(at, n)
-            if rng is not None:  # without a credit it must still take all of them
-                server.holds_credits = rng.random() < 0.5 and collector.statistics().free_slots * server.slot_rows > n + server.slot_rows
             if what < 0.1:
                 collector.cut([calls.randrange(LANES)])
             elif what < 0.3:
@@ -312,11 +310,20 @@ class Uninterrupted:
             else:
                 collector.write(columns)
             at += n
-            if rng is not None and rng.random() < 0.4:
-                server.depth = rng.randint(1, 4)
-                server.restart()
-            if rng is not None and rng.random() < 0.5:
-                server.hold_no_more()
+            if rng is not None:
+                self._harm(server, collector, rng)
+
+    def _harm(self, server: FakeServer, collector: Collector, rng: random.Random) -> None:
+        """Without a credit the next write must still find room for all its rows."""
+        if rng.random() < 0.3:
+            server.depth = rng.randint(1, 4)
+            server.restart()
+            server.hold_no_more()
+        elif server.holds_credits:
+            server.hold_no_more()
+        else:
+            found = collector.statistics()
+            server.holds_credits = found.generation == server.generation and found.free_slots > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
