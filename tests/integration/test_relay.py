@@ -26,10 +26,12 @@ from replay_server_protocol.errors import InvalidRequest, ServerClosing, ServerG
 from replay_server_protocol.messages import Publish
 from replay_server_protocol.schema import Schema
 from support.processes import Children
+from support.reports import wait_report
 from support.servers import ServerProcess, spawn_server
 
 from replay_server.config import ServerConfig
 from replay_server.relay import RelayServer
+from replay_server.snapshot.writer import take_snapshot
 
 SCHEMA = Schema.of({"marker": ("int64", ()), "reward": ("float32", ())})
 
@@ -327,8 +329,7 @@ def test_a_host_that_outlived_its_sidecar_takes_rows_of_the_next_ones_schema(chi
     sidecar.stop()
 
 
-@pytest.mark.slow
-def test_a_new_forwarder_of_the_name_is_attached_to_and_nothing_is_there_twice(
+def test_a_new_forwarder_of_the_name_goes_on_where_the_one_that_stopped_in_good_order_ended(
     node: Node, calls: FailingCalls, sidecar: ServerProcess, crash_dir: Path
 ) -> None:
     collector = Collector.connect("node", run_dir=crash_dir, schema=SCHEMA, timeout=20)
@@ -339,15 +340,56 @@ def test_a_new_forwarder_of_the_name_is_attached_to_and_nothing_is_there_twice(
     again = Node(crash_dir, calls, depth=8)
     try:
         with collector:
-            with pytest.raises(ServerClosing):
+            with pytest.raises(ServerClosing) as closing:
                 collector.write(rows(200, 160), timeout=20)
-            collector.write(rows(200, 160), timeout=20)
-            with contextlib.suppress(ServerGone):  # tells of the rows that were lost
-                collector.flush(20)
+            collector.write(rows(200 + closing.value.rows_written, 160 - closing.value.rows_written), timeout=20)
             collector.flush(20)
-        found = markers(sidecar)
-        assert len(found) == len(set(found))
-        assert set(range(160)) <= set(found)
-        assert len(found) >= 360 - collector.statistics().rows_lost
+            assert collector.statistics().rows_lost == 0
+        assert markers(sidecar) == list(range(360))
     finally:
         again.close()
+
+
+class DeafCalls(FailingCalls):
+    """As long as it ``is_deaf`` no call is heard to be answered, though the rows are committed."""
+
+    is_deaf = False
+
+    def _deliver(self, headers: Sequence[Header], rows: Bytes, schema: dict[str, object]) -> Answer:
+        answer = self._host.deliver(headers, rows, schema)
+        if self.is_deaf:
+            raise ConnectionError("after the call")
+        return answer
+
+
+def test_rows_of_a_restored_snapshot_that_are_sent_again_are_in_the_ring_once(children: Children, crash_dir: Path, tmp_path: Path) -> None:
+    options = ("--capacity", "5000", "--slot-rows", "16", "--columns", "link", "--moments", "reward")
+    sidecar = spawn_server(children, crash_dir, *options, name="ring")
+    calls = DeafCalls(sidecar, 1)
+    node = Node(crash_dir, calls, depth=8)
+    try:
+        with Collector.connect("node", run_dir=crash_dir, schema=SCHEMA) as collector:
+            collector.write(rows(0, 32))
+            collector.flush(20)
+            calls.is_deaf = True
+            collector.write(rows(32, 32))
+            wait_report(sidecar, lambda found: found["counters"]["rows_committed"] == 64)
+            with Observer.connect("ring", run_dir=crash_dir) as observer:
+                take_snapshot(observer, tmp_path / "kept")
+            collector.write(rows(64, 32))
+            wait_report(sidecar, lambda found: found["counters"]["rows_committed"] == 96)
+            assert collector.statistics().rows_in_flight == 64
+            sidecar.kill()
+            sidecar.child.wait()
+            sidecar = spawn_server(children, crash_dir, "--restore", str(tmp_path / "kept"), name="ring")
+            assert markers(sidecar) == list(range(64))
+            calls.is_deaf = False
+            collector.flush(30)
+            assert collector.statistics().rows_lost == 0
+        assert markers(sidecar) == list(range(96))
+        report: Any = query(Endpoints.resolve("ring", crash_dir))
+        assert report["moments"]["reward"]["count"] == report["counters"]["rows_committed"] == 96
+    finally:
+        node.close()
+        calls.close()
+        sidecar.stop()

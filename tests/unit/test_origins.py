@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -38,6 +39,49 @@ def test_the_table_is_bounded_and_forgets_who_was_heard_of_longest_ago() -> None
         origins.take(origin, origins.last(origin, 1) + 1)
     assert len(origins) == 2
     assert (origins.last("a", 1), origins.last("b", 1), origins.last("c", 1)) == (2, 0, 1)
+
+
+def test_a_table_made_again_from_its_parts_knows_the_same_and_forgets_in_the_same_order() -> None:
+    origins = Origins(most=2)
+    for origin in ("a", "b", "b"):
+        origins.take(origin, origins.last(origin, 1) + 1)
+    origins.take("b", 1)  # one taken again
+    again = Origins(most=2)
+    again.restore(json.loads(json.dumps(origins.parts)))
+    assert (again.last("a", 1), again.last("b", 1)) == (1, 2)
+    again.take("c", 1)
+    assert (again.last("a", 1), again.last("b", 1)) == (0, 2)
+
+
+@pytest.mark.parametrize("parts", [{"a": 0}, {"a": "1"}, {"a": True}, {1: 1}])
+def test_parts_that_are_no_numbers_of_origins_are_refused(parts: dict[object, object]) -> None:
+    with pytest.raises(ValueError, match="is no number of an origin"):
+        Origins().restore(parts)
+
+
+def test_a_publish_counts_as_committed_only_when_its_rows_are_and_a_repeat_sets_nothing_back() -> None:
+    bench = Bench(100, 20)
+    session = bench.collector(4, 4)
+    for number, taken in enumerate((1, 2, 1), start=1):
+        message = publish(number, number - 1, 1)._replace(origin="node", origin_number=taken, origin_first=1)
+        bench.ingress.accept(session, message, 0)
+    bench.ingress.drain(0)
+    found = []
+    for _ in range(3):
+        found.append(bench.ingress.committed_origins.parts)
+        bench.memory.complete(1)
+        bench.ingress.commit(0)
+    assert [*found, bench.ingress.committed_origins.parts] == [{}, {"node": 1}, {"node": 2}, {"node": 2}]
+    restored = Bench(100, 20)
+    restored.ingress.restore_origins(bench.ingress.committed_origins.parts)
+    again = restored.collector(4, 4)
+    for number, taken in enumerate((2, 3), start=1):
+        message = publish(number, number - 1, 1)._replace(origin="node", origin_number=taken, origin_first=2)
+        restored.ingress.accept(again, message, 0)
+    restored.ingress.drain(0)
+    restored.memory.complete(2)
+    restored.ingress.commit(0)
+    assert restored.ring.committed == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
