@@ -185,7 +185,7 @@ class Ingress:
         self.memory.submit((), (Write(offset, content),))
         self._in_flight.append(Flight(None, Span(self.ring.reserved, 0), then))
 
-    def restore_origins(self, parts: Mapping[object, object]) -> None:
+    def restore_origins(self, parts: Mapping[str, object]) -> None:
         """What these publishes brought is committed. Raises ValueError when ``parts`` is not that of ``committed_origins``."""
         self._origins.restore(parts)
         self.committed_origins.restore(parts)

@@ -61,7 +61,7 @@ class Origins:
         """Plain numbers from which ``restore`` makes it again, who was heard of longest ago first."""
         return dict(self._taken)
 
-    def restore(self, parts: Mapping[object, object]) -> None:
+    def restore(self, parts: Mapping[str, object]) -> None:
         """Takes what ``parts`` of another table say. Raises ValueError for anything else."""
         for origin, number in parts.items():
             if not isinstance(origin, str) or type(number) is not int or number < 1:

@@ -65,7 +65,7 @@ def restore_state(replay: Replay, store: Store, state: Mapping[str, Any], moment
         _restore_flow(replay, state["flow"])
         store.ingress.metadata.episodes.restore(state["episodes"])
         store.ingress.metadata.staleness.restore(state["staleness"])
-        store.ingress.restore_origins(state.get("origins", {}))
+        store.ingress.restore_origins(dict(state.get("origins", {})))
         for tally in store.tallies:
             if tally.field.name in moments:
                 tally.check(moments[tally.field.name])

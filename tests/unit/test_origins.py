@@ -6,8 +6,10 @@ import json
 import random
 
 import pytest
+from replay_server_protocol.codec import server_codec
 from replay_server_protocol.errors import ProtocolViolation
-from replay_server_protocol.origins import Origins, Turn
+from replay_server_protocol.messages import Captured
+from replay_server_protocol.origins import MOST_ORIGINS, Origins, Turn
 from support.held_ring import Bench, publish
 
 from replay_server.credit import Verdict
@@ -54,9 +56,17 @@ def test_a_table_made_again_from_its_parts_knows_the_same_and_forgets_in_the_sam
 
 
 @pytest.mark.parametrize("parts", [{"a": 0}, {"a": "1"}, {"a": True}, {1: 1}])
-def test_parts_that_are_no_numbers_of_origins_are_refused(parts: dict[object, object]) -> None:
+def test_parts_that_are_no_numbers_of_origins_are_refused(parts: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="is no number of an origin"):
         Origins().restore(parts)
+
+
+def test_a_full_table_fits_the_message_that_a_snapshot_is_made_from() -> None:
+    origins = Origins()
+    for number in range(MOST_ORIGINS):
+        origins.take(f"{number:032x}", 2**62)
+    captured = Captured(1, 1, 1, 0, 1, {"origins": origins.parts}, [])
+    assert server_codec.decode(server_codec.encode(captured)) == captured
 
 
 def test_a_publish_counts_as_committed_only_when_its_rows_are_and_a_repeat_sets_nothing_back() -> None:
