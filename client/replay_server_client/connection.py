@@ -183,6 +183,8 @@ class Connection:
                 if self._server_has_died():
                     raise self._lost(f"server {self.endpoints.name!r} (pid {self._welcomed().pid}) ended without a word") from None
                 return None
+            except zmq.ZMQError as error:  # closed by a call that a signal handler ended in the middle of leaving a lost server
+                raise self._lost(f"not attached to server {self.endpoints.name!r}") from error
             message = server_codec.decode(packed)
             self.silence.heard()
             if isinstance(message, Closing) and self._is_mine(message):
@@ -246,9 +248,9 @@ class Connection:
         """Forgets the session and closes its socket, without a word."""
         self._forget_trace()
         self.welcome = self._socket_fd = None
-        if self._server_pidfd is not None:
-            os.close(self._server_pidfd)
-            self._server_pidfd = None
+        pidfd, self._server_pidfd = self._server_pidfd, None  # before it is closed: its number may be another's at once
+        if pidfd is not None:
+            os.close(pidfd)
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
@@ -270,7 +272,7 @@ class Connection:
         if os.getpid() != self._pid:
             return
         self.say_bye()
-        self._context.term()
+        self._context.destroy(linger=0)  # also a socket that an interrupted call made and forgot: its end would wait for that
 
     def _open_socket(self) -> None:
         try:

@@ -178,8 +178,8 @@ class Ingress:
             in_flight = slots.close()
             self.mail.forget()
             self.policy.forget()
-            if remains is None or remains.lost:
-                self._count_lost(in_flight if remains is None else remains.lost, self._generation)
+            if remains is None:
+                self._count_lost(in_flight, self._generation)
         self.connection.say_bye()
 
     def give_up(self) -> None:

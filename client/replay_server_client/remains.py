@@ -37,8 +37,7 @@ class Remains:
     """``credited``: all publishes of ``origin`` up to this number are; ``kept`` are those after it, in order.
 
     ``committed`` is the newest credit's seq. ``masked`` rows were told by no publish yet, ``placed`` rows came before the next one, and
-    ``sums`` go on along the lanes. ``lost`` rows could not be kept: a GPU failed before they were copied from it. ``lent``: the slots they
-    were in, None before the first.
+    ``sums`` go on along the lanes. ``lent``: the slots they were in, None before the first.
     """
 
     origin: str
@@ -48,7 +47,6 @@ class Remains:
     masked: int = 0
     placed: int = 0
     sums: LaneSums | None = None
-    lost: int = 0
     lent: SegmentLent | None = None
 
     @classmethod

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from replay_server_protocol.errors import DeviceError, ProtocolViolation
+from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Credit, Publish, SegmentLent
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
@@ -300,7 +300,7 @@ class LentSlots:
     def retire(self) -> Remains | None:
         """The session is lost: hands over what is written, without a word, and returns what the next one goes on from.
 
-        None if it can't be resumed. Waits for what a GPU has still to copy. ``close`` it after that.
+        None if it can't be resumed. Waits for what a GPU has still to copy, and raises DeviceError. ``close`` it after that.
         """
         if not self._origin:
             return None
@@ -310,7 +310,8 @@ class LentSlots:
             self._seal(self.writer)
         if self._on_device is not None:
             self._on_device.release()
-        lost = self._hand_over_all()
+        while self._sealed and self._sealed[0].is_settled:
+            self._hand_over(self._sealed[0])
         if self._on_device is not None:
             self._take_cuts(self._on_device)
         stride = self._plan.schema.stride
@@ -324,18 +325,8 @@ class LentSlots:
             self._masked,
             self._handed_over,
             self._plan.sums,
-            lost,
             self._lent,
         )
-
-    def _hand_over_all(self) -> int:
-        """All sealed slots; returns the rows of those that a GPU which failed has not copied."""
-        try:
-            while self._sealed and self._sealed[0].is_settled:
-                self._hand_over(self._sealed[0])
-        except DeviceError:
-            pass
-        return sum(writer.rows for writer in self._sealed)
 
     def close(self) -> int:
         """Lets go of the segment. Returns how many rows were in flight."""

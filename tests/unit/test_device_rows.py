@@ -251,6 +251,27 @@ def test_lost_server_is_left_only_after_the_copies_into_its_slots(server: FakeSe
     assert len(device.pinned) == 1
 
 
+def test_rows_of_a_lost_server_that_passes_them_on_go_to_the_next_one_once_the_gpu_has_copied_them(
+    server: FakeServer, attach: Attach, device: FakeDevice
+) -> None:
+    server.resumes = server.holds_credits = True
+    server.depth = 3
+    collector = attach()
+    collector.write(on_gpu(0, 16))
+    device.holds_copies = True
+    collector.write(on_gpu(16, 24), mask=torch.arange(24) % 4 != 0)  # a full slot and a part of the next
+    server.restart()
+    server.hold_no_more()
+    device.holds_copies = False
+    collector.write(on_gpu(40, 8))
+    collector.flush()
+    kept = {taken.message.origin_number: taken for taken in server.taken}
+    rewards = np.concatenate([SCHEMA["reward"].view(kept[number].rows) for number in sorted(kept)])
+    assert rewards.tolist() == [*range(16), *(16 + i for i in range(24) if i % 4), *range(40, 48)]
+    statistics = collector.statistics()
+    assert (statistics.rows_committed, statistics.rows_masked, statistics.rows_lost) == (42, 6, 0)
+
+
 def test_failed_device_is_named_and_the_collector_can_be_closed(server: FakeServer, attach: Attach, device: FakeDevice) -> None:
     collector = attach()
     device.has_failed = True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -350,3 +353,44 @@ def test_lost_servers_leave_no_memory_and_no_thread_behind(server: FakeServer, a
     maps = Path("/proc/self/maps").read_text().count("replay-fake")
     assert maps <= 2 * 26, "one mapping here for each segment of the server, which lives in this process, and one for the newest slots"
     assert threading.active_count() < 10
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_signal_that_ends_a_call_anywhere_loses_no_row_that_was_taken_and_none_is_there_twice(run_dir: Path) -> None:
+    """A descriptor that was made and not kept may be left, one a signal: it is not looked for here."""
+    rng, at, interrupts = random.Random(2), 0, 0
+
+    def raise_it(_: int, frame: FrameType | None) -> None:
+        """In a write alone, once it has begun."""
+        while frame is not None:
+            if frame.f_code is Collector.write.__code__ and frame.f_lasti >= 20:
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        with (
+            FakeServer(run_dir, slot_rows=4, depth=3, resumes=True) as server,
+            Collector.connect(server.name, schema=SCHEMA, run_dir=run_dir, lanes=LANES, timeout=5.0) as collector,
+        ):
+            for _ in range(60):
+                server.holds_credits = True
+                with contextlib.suppress(ReplayTimeout, ServerGone):
+                    collector.write(rows(at, 12), timeout=0.02)
+                server.restart()
+                server.hold_no_more()
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(5e-5, 4e-3))
+                    collector.write(rows(at + 12, 8))
+                except KeyboardInterrupt:
+                    interrupts += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                at += 20
+            collector.flush()
+            statistics, ring = collector.statistics(), Ring.of(server)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts > 10
+    assert ring.rewards == sorted(set(ring.rewards))
+    assert len(ring.rewards) == statistics.rows_written == statistics.rows_committed
+    assert statistics.rows_lost == 0
