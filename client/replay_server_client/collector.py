@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from replay_server_client.device_rows import DeviceReader
 
 _CLOSE_WAIT_S = 5.0
+_NEXT_SERVER_WAIT_S = 20.0
 _MOST_LANES = 2**20
 
 
@@ -250,6 +251,7 @@ class Collector:
     def close(self) -> None:
         """Publishes what is open, waits up to 5 s for its credits, says bye and lets go of the slots. Safe to call twice.
 
+        Where a server that passes rows on was lost with some of them, it waits up to 20 s more for the next one.
         Is closed also when it raises: ReplayTimeout (what was published may still be committed), ServerGone (rows were lost). In a
         forked child it does nothing.
         """
@@ -258,7 +260,7 @@ class Collector:
         ingress = self._ingress
         try:
             if (ingress.slots is not None or ingress.rows_kept) and not self._is_lending:
-                self.flush(_CLOSE_WAIT_S)
+                self._flush_last(ingress)
         except ServerGone as gone:
             ingress.give_up()
             ingress.tell_loss(type(gone))
@@ -301,6 +303,16 @@ class Collector:
             raise
         if trace is not None:
             trace.record(CALLING_THREAD, "write", begin_ns, trace.now_ns(), rows=taken)
+
+    def _flush_last(self, ingress: Ingress) -> None:
+        try:
+            self.flush(_CLOSE_WAIT_S)
+        except ServerClosing:
+            raise
+        except ServerGone:
+            if not ingress.rows_kept:
+                raise
+            self.flush(_NEXT_SERVER_WAIT_S)
 
     def _flush(self, ingress: Ingress, deadline: Deadline) -> int:
         slots = ingress.slots or ingress.attach(deadline)

@@ -243,7 +243,8 @@ def test_a_call_that_finds_no_server_says_what_it_took_and_the_next_one_goes_on(
 
 
 def test_a_collector_that_closes_without_a_server_tells_what_was_lost(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replay_server_client.collector._CLOSE_WAIT_S", 0.1)
+    monkeypatch.setattr("replay_server_client.collector._CLOSE_WAIT_S", 0.05)
+    monkeypatch.setattr("replay_server_client.collector._NEXT_SERVER_WAIT_S", 0.05)
     server.holds_credits = True
     collector = Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir, lanes=LANES)
     collector.write(rows(0, 8))
@@ -257,7 +258,10 @@ def test_a_collector_that_closes_without_a_server_tells_what_was_lost(server: Fa
     assert collector.statistics().rows_lost == 8
 
 
-def test_a_collector_that_closes_after_a_loss_waits_for_the_next_server(server: FakeServer, attach: Attach) -> None:
+def test_a_collector_that_closes_after_a_loss_waits_for_the_next_server(
+    server: FakeServer, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay_server_client.collector._CLOSE_WAIT_S", 0.05)
     server.holds_credits = True
     collector = attach()
     collector.write(rows(0, 8))
@@ -265,8 +269,14 @@ def test_a_collector_that_closes_after_a_loss_waits_for_the_next_server(server: 
     server.restart()
     with pytest.raises(ServerGone):
         collector.flush(0.05)
-    server.is_silent = server.holds_credits = False
+
+    def come_back() -> None:
+        server.is_silent = server.holds_credits = False
+
+    later = threading.Timer(0.2, come_back)
+    later.start()
     collector.close()
+    later.join()
     assert Ring.of(server).rewards == list(range(8))
 
 
