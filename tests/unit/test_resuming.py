@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
-from replay_server_client import Collector, ReplayTimeout, Schema, SchemaMismatch, ServerClosing, ServerGone
-from replay_server_protocol.episodes import EndedEpisodes, unpack_episodes
+from replay_server_client import Collector, ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone
 from replay_server_protocol.messages import Mapped, Publish
-from replay_server_protocol.moments import Moments
-from replay_server_protocol.origins import Origins, Turn
-from support.fake_server import FakeServer, Taken
+from support.fake_server import FakeServer
 from support.leaks import nothing_left
-
-SCHEMA = Schema.of(reward="float32", terminated="bool", truncated="bool")
-LANES = 2
+from support.resumed import LANES, SCHEMA, Ring, rows
 
 Attach = Callable[..., Collector]
 
@@ -49,59 +39,6 @@ def attach(server: FakeServer) -> Iterator[Attach]:
             collector.close()
         except ServerGone:
             continue
-
-
-def rows(first: int, n: int) -> dict[str, object]:
-    """Every tenth row ends an episode."""
-    reward = np.arange(first, first + n, dtype=np.float32)
-    return {"reward": reward, "terminated": reward % 10 == 9, "truncated": np.zeros(n, np.bool_)}
-
-
-@dataclass
-class Ring:
-    """What a ring's server makes of publishes that any number of sessions bring: each once, none before its turn."""
-
-    taken: list[Taken] = field(default_factory=list)
-    repeated: int = 0
-
-    @classmethod
-    def of(cls, server: FakeServer) -> Ring:
-        server.settle()
-        ring, origins = cls(), Origins()
-        for taken in server.taken:
-            message = taken.message
-            turn = origins.judge(message.origin, message.origin_number, message.origin_first)
-            assert turn is not Turn.EARLY, message
-            ring.repeated += turn is Turn.REPEAT
-            if turn is Turn.NEXT:
-                origins.take(message.origin, message.origin_number)
-                ring.taken.append(taken)
-        return ring
-
-    @property
-    def rewards(self) -> list[float]:
-        found: list[float] = np.concatenate([SCHEMA["reward"].view(taken.rows) for taken in self.taken]).tolist()
-        return found
-
-    @property
-    def lanes(self) -> list[int]:
-        def marked(message: Publish) -> bytes:
-            return message.lanes or np.resize(np.arange(LANES, dtype=np.int32), message.rows).tobytes()
-
-        found: list[int] = np.frombuffer(b"".join(marked(taken.message) for taken in self.taken), np.int32).tolist()
-        return found
-
-    @property
-    def episodes(self) -> list[EndedEpisodes]:
-        return [unpack_episodes(taken.message.episodes) for taken in self.taken if taken.message.episodes]
-
-    @property
-    def returns(self) -> Moments:
-        total = Moments.empty(1)
-        for taken in self.taken:
-            if taken.message.rows:
-                total.merge(Moments.unpack(taken.message.moments[0], 1))
-        return total
 
 
 def test_rows_in_flight_go_to_the_next_server_before_new_ones_and_none_is_lost(server: FakeServer, attach: Attach) -> None:
@@ -295,62 +232,6 @@ def test_a_slot_that_is_filled_in_place_while_the_server_is_lost_is_published_on
     assert Ring.of(server).rewards == list(range(12))
 
 
-class Uninterrupted:
-    """The same calls against a server that stays."""
-
-    def __init__(self, run_dir: Path, seed: int, restarts: bool) -> None:
-        rng, calls = random.Random(seed), random.Random(seed + 1)
-        with FakeServer(run_dir, slot_rows=rng.choice((4, 6)), depth=4, resumes=True, moments=("return",)) as server:
-            with Collector.connect(server.name, schema=SCHEMA, run_dir=run_dir, lanes=LANES, linger=60.0, timeout=5.0) as collector:
-                self._play(server, collector, calls, rng if restarts else None)
-                server.hold_no_more()
-                collector.flush()
-                found = collector.statistics()
-            self.counts = (found.rows_written, found.rows_committed, found.rows_masked, found.rows_lost)
-            self.ring = Ring.of(server)
-            self.told_masked = sum(taken.message.masked for taken in self.ring.taken)
-            self.resumed = found.publishes_resumed
-
-    def _play(self, server: FakeServer, collector: Collector, calls: random.Random, rng: random.Random | None) -> None:
-        at = 0
-        for _ in range(80):
-            n, what = LANES * calls.randint(1, 2), calls.random()
-            columns = rows(at, n)
-            if what < 0.1:
-                collector.cut([calls.randrange(LANES)])
-            elif what < 0.3:
-                collector.write(columns, mask=np.arange(n) % 3 != 0)
-            else:
-                collector.write(columns)
-            at += n
-            if rng is not None:
-                self._harm(server, collector, rng)
-
-    def _harm(self, server: FakeServer, collector: Collector, rng: random.Random) -> None:
-        """Without a credit the next write must still find room for all its rows."""
-        if rng.random() < 0.3:
-            server.depth = rng.randint(1, 4)
-            server.restart()
-            server.hold_no_more()
-        elif server.holds_credits:
-            server.hold_no_more()
-        else:
-            found = collector.statistics()
-            server.holds_credits = found.generation == server.generation and found.free_slots > 0
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_rows_chains_and_sums_are_those_of_a_collector_whose_server_was_never_lost(run_dir: Path, seed: int) -> None:
-    calm, harmed = Uninterrupted(run_dir, seed, restarts=False), Uninterrupted(run_dir, seed, restarts=True)
-    assert harmed.resumed > 0
-    assert harmed.counts == calm.counts
-    assert harmed.ring.rewards == calm.ring.rewards
-    assert harmed.ring.lanes == calm.ring.lanes
-    assert [each.last for each in harmed.ring.episodes] == [each.last for each in calm.ring.episodes]
-    assert harmed.ring.returns.count == calm.ring.returns.count
-    assert harmed.ring.returns.mean == pytest.approx(calm.ring.returns.mean)
-
-
 def test_lost_servers_leave_no_memory_and_no_thread_behind(server: FakeServer, attach: Attach) -> None:
     collector = attach()
     for first in range(0, 200, 8):
@@ -363,44 +244,3 @@ def test_lost_servers_leave_no_memory_and_no_thread_behind(server: FakeServer, a
     maps = Path("/proc/self/maps").read_text().count("replay-fake")
     assert maps <= 2 * 26, "one mapping here for each segment of the server, which lives in this process, and one for the newest slots"
     assert threading.active_count() < 10
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_signal_that_ends_a_call_anywhere_loses_no_row_that_was_taken_and_none_is_there_twice(run_dir: Path) -> None:
-    """A descriptor that was made and not kept may be left, one a signal: it is not looked for here."""
-    rng, at, interrupts = random.Random(2), 0, 0
-
-    def raise_it(_: int, frame: FrameType | None) -> None:
-        """In a write alone, once it has begun."""
-        while frame is not None:
-            if frame.f_code is Collector.write.__code__ and frame.f_lasti >= 20:
-                raise KeyboardInterrupt
-            frame = frame.f_back
-
-    before = signal.signal(signal.SIGALRM, raise_it)
-    try:
-        with (
-            FakeServer(run_dir, slot_rows=4, depth=3, resumes=True) as server,
-            Collector.connect(server.name, schema=SCHEMA, run_dir=run_dir, lanes=LANES, timeout=5.0) as collector,
-        ):
-            for _ in range(60):
-                server.holds_credits = True
-                with contextlib.suppress(ReplayTimeout, ServerGone):
-                    collector.write(rows(at, 12), timeout=0.02)
-                server.restart()
-                server.hold_no_more()
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(5e-5, 4e-3))
-                    collector.write(rows(at + 12, 8))
-                except KeyboardInterrupt:
-                    interrupts += 1
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                at += 20
-            collector.flush()
-            statistics, ring = collector.statistics(), Ring.of(server)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert interrupts > 10
-    assert ring.rewards == sorted(set(ring.rewards))
-    assert len(ring.rewards) == statistics.rows_written == statistics.rows_committed
-    assert statistics.rows_lost == 0
