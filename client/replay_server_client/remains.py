@@ -25,7 +25,7 @@ _SAY_THE_SAME = ("schema", "moments", "nonfinite", "links", "finite", "return_ga
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPublish:
     """A publish and the bytes of its rows, which stay where the lost server had lent them: that memory lasts as long as this."""
 
     publish: Publish
@@ -42,7 +42,7 @@ class Remains:
 
     origin: str
     credited: int = 0
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptPublish, ...] = ()
     committed: int = 0
     masked: int = 0
     placed: int = 0

@@ -25,7 +25,7 @@ from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection
 from replay_server_client.policy_version import PolicyVersion
-from replay_server_client.remains import Kept, Remains
+from replay_server_client.remains import KeptPublish, Remains
 from replay_server_client.rows import RowBlock
 from replay_server_client.slot_plan import LaneChains, SlotPlan
 from replay_server_client.slot_writer import Filled, SlotWriter
@@ -315,7 +315,7 @@ class LentSlots:
         if self._on_device is not None:
             self._take_cuts(self._on_device)
         stride = self._plan.schema.stride
-        kept = (Kept(publish, self._memory[publish.slot][: publish.rows * stride]) for publish in self._unanswered)
+        kept = (KeptPublish(publish, self._memory[publish.slot][: publish.rows * stride]) for publish in self._unanswered)
         through = self._unanswered[0].number - 1 if self._unanswered else self._number
         return Remains(
             self._origin,

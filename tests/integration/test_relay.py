@@ -350,6 +350,20 @@ def test_a_new_forwarder_of_the_name_goes_on_where_the_one_that_stopped_in_good_
         again.close()
 
 
+def test_a_collector_that_attaches_to_its_forwarder_again_passes_on_nothing_twice(node: Node, sidecar: ServerProcess) -> None:
+    with Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, timeout=20) as collector:
+        for step in range(30):
+            collector.write(rows(16 * step, 16))
+            if step % 5 == 2:
+                collector._ingress.connection.detach()  # the session there lives on, with what it had been told
+        collector.flush(30)
+        statistics = collector.statistics()
+        assert (statistics.rows_committed, statistics.rows_lost) == (480, 0)
+        assert statistics.publishes_resumed > 0
+    assert markers(sidecar) == list(range(480))
+    assert node.server.replay.counters.rows_published == node.server.replay.counters.rows_committed == 480
+
+
 class DeafCalls(FailingCalls):
     """As long as it ``is_deaf`` no call is heard to be answered, though the rows are committed."""
 

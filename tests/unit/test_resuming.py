@@ -217,6 +217,17 @@ def test_a_collector_that_closes_after_a_loss_waits_for_the_next_server(
     assert Ring.of(server).rewards == list(range(8))
 
 
+def test_rows_left_out_that_no_publish_had_told_of_are_told_by_the_next_servers_first(server: FakeServer, attach: Attach) -> None:
+    collector = attach()
+    collector.write(rows(0, 8))
+    collector.flush()
+    collector.write(rows(8, 6), mask=np.zeros(6, np.bool_))
+    server.restart()
+    collector.write(rows(14, 4))
+    collector.flush()
+    assert [taken.message.masked for taken in server.taken] == [0, 0, 6]
+
+
 def test_a_slot_that_is_filled_in_place_while_the_server_is_lost_is_published_once(server: FakeServer, attach: Attach) -> None:
     collector = attach()
     server.holds_credits = True
