@@ -37,12 +37,16 @@ _COPIES = "copies"
 
 @dataclass(slots=True)
 class Published:
-    """A slot handed over. ``rows`` is 0 when the publish was no good: it keeps its place and gets its credit, its rows are rejected."""
+    """A slot handed over. ``rows`` is 0 when the publish was no good: it keeps its place and gets its credit, its rows are rejected.
+
+    Also when it ``is_repeat``: what it says, its origin had said before in another session, and its rows were taken then.
+    """
 
     collector: CollectorSession
     message: Publish
     rows: int
     received_ns: int
+    is_repeat: bool = False
 
 
 @dataclass(slots=True)
@@ -126,7 +130,7 @@ class Ingress:
         turn = self._turn_of(message)
         if turn is Turn.REPEAT:
             collector.queued += 1
-            self._queue.append(Published(collector, without_rows(message), 0, now_ns))  # its credit follows that of the first one
+            self._queue.append(Published(collector, message, 0, now_ns, is_repeat=True))  # its credit follows that of the first one
             return verdict
         wrong = "an earlier publish of its origin is missing" if turn is Turn.EARLY else self._what_is_wrong(collector, message)
         rows = 0 if wrong else message.rows
@@ -316,10 +320,3 @@ class Ingress:
         except (ProtocolViolation, ValueError) as error:
             return str(error)
         return None
-
-
-def without_rows(message: Publish) -> Publish:
-    """The same publish, of no rows and with nothing to say of them: it keeps its place and its number."""
-    return message._replace(
-        rows=0, masked=0, rejected=0, nonfinite=0, lanes=b"", moments=[], episodes=b"", versions=b"", nonfinite_field="", nonfinite_row=0
-    )

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import zmq
 from replay_server_protocol.errors import DeviceError
+from replay_server_protocol.messages import Publish
 from replay_server_protocol.passing import PASSED_OPTIONS, Committed, Passed
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.segment import Segment
@@ -26,7 +27,7 @@ from replay_server.budget import MemoryPlan
 from replay_server.config import ServerConfig
 from replay_server.counters import Tally
 from replay_server.flow import FlowState
-from replay_server.ingress import Ingress, Published, without_rows
+from replay_server.ingress import Ingress, Published
 from replay_server.metadata import Metadata, Notes
 from replay_server.replay import Replay, Store
 from replay_server.ring import Ring
@@ -143,13 +144,14 @@ class RelayIngress(Ingress):
     def _pass_on(self, published: Published) -> None:
         collector, message = published.collector, published.message
         assert collector.segment is not None  # it is let go of only when nothing is queued
+        is_whole = message.rows == published.rows or (published.is_repeat and message.rows <= collector.slot_rows)
+        if not is_whole:
+            message = _without_rows(message)
         origin, number = numbered(published)
         self.memory.origins[collector.segment.name] = origin
         begin = message.slot * collector.slot_bytes
-        rows = collector.segment.bytes[begin : begin + published.rows * self.layout.stride]
+        rows = collector.segment.bytes[begin : begin + message.rows * self.layout.stride]
         hello = collector.hello
-        if message.rows != published.rows:
-            message = without_rows(message)
         self.carrier.carry(Passed(origin, number, collector.name, hello.lanes, hello.counted, message, rows))
 
     def _credit(self, published: Published, committed: int, now_ns: int) -> None:
@@ -214,3 +216,10 @@ def numbered(published: Published) -> tuple[str, int]:
     if message.origin:
         return message.origin, message.origin_number
     return f"{published.collector.token:016x}", message.number  # unique over all nodes and restarts: a token is random
+
+
+def _without_rows(message: Publish) -> Publish:
+    """The same publish, of no rows and with nothing to say of them: it keeps its place and its number."""
+    return message._replace(
+        rows=0, masked=0, rejected=0, nonfinite=0, lanes=b"", moments=[], episodes=b"", versions=b"", nonfinite_field="", nonfinite_row=0
+    )

@@ -204,6 +204,8 @@ class Cluster:
     def step(self, now: float, slots: int, limit: int) -> None:
         rng = self.rng
         for origin in self.published:
+            if rng.random() < 0.03:  # its session is lost, and its next one goes to the same forwarder, which still has the publishes
+                self.offered[origin] = self.credited[origin]
             for _ in range(rng.randint(0, 3)):
                 if self.offered[origin] < min(limit, self.credited[origin] + slots):
                     self.offered[origin] += 1
