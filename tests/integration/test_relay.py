@@ -329,6 +329,7 @@ def test_a_host_that_outlived_its_sidecar_takes_rows_of_the_next_ones_schema(chi
     sidecar.stop()
 
 
+@pytest.mark.slow
 def test_a_new_forwarder_of_the_name_goes_on_where_the_one_that_stopped_in_good_order_ended(
     node: Node, calls: FailingCalls, sidecar: ServerProcess, crash_dir: Path
 ) -> None:
