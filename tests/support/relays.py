@@ -20,6 +20,7 @@ from replay_server_client.ray.carrier import ChunkCarrier
 from replay_server_client.ray.delivery import Delivery
 from replay_server_client.ray.host_service import HostService
 from replay_server_client.ray.parcel import Answer, Bytes, Header
+from replay_server_client.ray.spread import Spread
 from support.processes import Child, Children
 
 from replay_server.config import ServerConfig
@@ -98,13 +99,13 @@ class CallsByDoor:
         return answer
 
 
-def serve_relay(name: str, run_dir: str, door: str, depth: int) -> None:
-    """Serves until it is killed."""
-    carrier = ChunkCarrier(CallsByDoor(door), Delivery(chunk_bytes=2000, linger_s=0.002))
+def serve_relay(name: str, run_dir: str, depth: int, *doors: str) -> None:
+    """Serves until it is killed; each collector's rows go through one of the doors."""
+    carrier = Spread({door: ChunkCarrier(CallsByDoor(door), Delivery(chunk_bytes=2000, linger_s=0.002)) for door in doors})
     carrier.start()
     RelayServer(ServerConfig(name=name, run_dir=run_dir, device="cpu", depth=depth), carrier).run()
 
 
-def spawn_relay(children: Children, name: str, run_dir: Path, door: HostDoor, depth: int) -> Child:
-    source = "import sys; from support.relays import serve_relay; serve_relay(*sys.argv[1:4], int(sys.argv[4]))"
-    return children.script(source, name, str(run_dir), str(door.path), str(depth))
+def spawn_relay(children: Children, name: str, run_dir: Path, depth: int, doors: Sequence[HostDoor]) -> Child:
+    source = "import sys; from support.relays import serve_relay; serve_relay(*sys.argv[1:3], int(sys.argv[3]), *sys.argv[4:])"
+    return children.script(source, name, str(run_dir), str(depth), *(str(door.path) for door in doors))
