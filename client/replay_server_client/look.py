@@ -71,7 +71,7 @@ class LeaseSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class CopiedRows:
     """Rows as they lie in the ring: views of the bounce, valid until the next chunk.
 
     ``seqs`` int64[n]; ``rows`` uint8[n, stride]; ``link`` int64[n], the ring index of the lane's next row, -1 none; ``priority``
@@ -136,7 +136,7 @@ def window(source: LeaseSource, deadline: Deadline) -> tuple[int, int]:
     return _leased(source, lambda grant, bounce: (grant.tail, grant.committed), deadline)
 
 
-def chunks(source: LeaseSource, seqs: Seqs, deadline: Deadline, most_rows: int | None = None) -> Iterator[Chunk]:
+def chunks(source: LeaseSource, seqs: Seqs, deadline: Deadline, most_rows: int | None = None) -> Iterator[CopiedRows]:
     """The rows ``seqs``, at most ``most_rows`` at a time and as many as the bounce holds. Costs the ring's ingest nothing but the leases.
 
     Raises ReplayTimeout at the deadline or after three copies in a row that took longer than their lease.
@@ -148,8 +148,8 @@ def chunks(source: LeaseSource, seqs: Seqs, deadline: Deadline, most_rows: int |
         yield chunk
 
 
-def _copier(ring: Ring, asked: Seqs, most_rows: int | None) -> Callable[[Grant, Bounce], Chunk]:
-    def copied(grant: Grant, bounce: Bounce) -> Chunk:
+def _copier(ring: Ring, asked: Seqs, most_rows: int | None) -> Callable[[Grant, Bounce], CopiedRows]:
+    def copied(grant: Grant, bounce: Bounce) -> CopiedRows:
         n = len(bounce.memory) // ring.record_bytes
         return copy_rows(ring, asked[: min(n, most_rows or n)], grant, bounce)
 
@@ -205,7 +205,7 @@ def _leased(source: LeaseSource, work: Callable[[Grant, Bounce], T], deadline: D
     raise ReplayTimeout(f"{_LATE_IN_A_ROW} copies in a row took longer than their lease: serve with a longer --lease, or free this machine")
 
 
-def copy_rows(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
+def copy_rows(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> CopiedRows:
     """Copies what of ``asked`` is in the granted window, a run of neighbours at a time, and waits for that."""
     if grant.generation != ring.at.generation:
         raise ServerGone("the server restarted while its rows were being read: the rest of them are lost; read again")
@@ -229,7 +229,7 @@ def copy_rows(ring: Ring, asked: Seqs, grant: Grant, bounce: Bounce) -> Chunk:
     column = {name: bounce.memory[at : at + len(seqs) * n].reshape(len(seqs), n) for name, (at, n) in places.items()}
     link, record = column.get("link"), column.get("priority")
     priority = record.view(_PRIORITY).reshape(-1) if record is not None else None
-    return Chunk(
+    return CopiedRows(
         seqs,
         column["rows"],
         link.view(np.int64).reshape(-1) if link is not None else None,

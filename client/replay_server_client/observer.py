@@ -21,7 +21,7 @@ from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
 from replay_server_client.hello import attached, hello_of
 from replay_server_client.lease_requests import LeaseRequests
-from replay_server_client.look import Chunk, Ring, Rows, Selection, T
+from replay_server_client.look import CopiedRows, Ring, Rows, Selection, T
 from replay_server_client.look_episode import episode_seqs
 from replay_server_client.observed_ring import ObservedRing
 
@@ -87,7 +87,7 @@ class Observer:
         """
         return look_at(self._leases, newest, seqs, episode_of, fields, Deadline(timeout))
 
-    def chunks(self, rows: int | None = None, *, seqs: Selection | None = None, timeout: float | None = None) -> Iterator[Chunk]:
+    def chunks(self, rows: int | None = None, *, seqs: Selection | None = None, timeout: float | None = None) -> Iterator[CopiedRows]:
         """The whole window as it is now (or ``seqs``), oldest row first, at most ``rows`` rows at a time, as the ring holds them.
 
         A chunk's arrays are views of the one bounce buffer, valid until the next chunk. Rows overtaken by ingest are named in each.
@@ -99,7 +99,7 @@ class Observer:
         asked = np.arange(*bounds) if seqs is None else look.chosen_seqs(bounds, None, seqs)
         return look.chunks(self._leases, asked, deadline, rows)
 
-    def copies(self, first_seq: int, end_seq: int, *, timeout: float | None = None) -> Iterator[Chunk]:
+    def copies(self, first_seq: int, end_seq: int, *, timeout: float | None = None) -> Iterator[CopiedRows]:
         """As ``chunks``, of the rows [first_seq, end_seq): those that have left the window are named in ``overtaken``, none is refused."""
         return look.chunks(self._leases, np.arange(first_seq, end_seq), Deadline(timeout))
 

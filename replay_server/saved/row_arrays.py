@@ -29,7 +29,7 @@ _RECORD = np.dtype([("lap", "<i4"), ("priority", "<f4")])
 
 
 class Kept(Protocol):
-    """Rows as an observer copies them; see ``replay_server_client.look.Chunk``."""
+    """Rows as an observer copies them; see ``replay_server_client.look.CopiedRows``."""
 
     @property
     def seqs(self) -> Int64s: ...

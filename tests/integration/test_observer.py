@@ -206,7 +206,7 @@ def test_a_copy_that_outlived_its_lease_is_made_again_and_three_raise(
     server = start_server("--lease", "0.05", "--capacity", "1000")
     real, late = looking.copy_rows, 0
 
-    def slow(ring: looking.Ring, asked: looking.Seqs, grant: Any, bounce: Bounce) -> looking.Chunk:
+    def slow(ring: looking.Ring, asked: looking.Seqs, grant: Any, bounce: Bounce) -> looking.CopiedRows:
         nonlocal late
         chunk = real(ring, asked, grant, bounce)
         if late:
