@@ -18,7 +18,8 @@ from replay_server_protocol.schema import Schema
 from support.servers import ServerProcess
 
 SCHEMA = Schema.of({"marker": ("int64", ()), "next_marker": ("int64", ()), "reward": ("float32", ()), "terminated": ("bool", ())})
-ROWS, PUBLISHES, KILLS = 16, 60, 2
+ROWS, PUBLISHES = 16, 60
+KILLS = {10: "host", 30: "forwarder", 50: "host"}
 OPTIONS = ("--capacity", "5000", "--slot-rows", str(ROWS), "--columns", "link,priority")
 
 
@@ -36,18 +37,18 @@ def away(sidecars: Callable[..., ServerProcess], ray_nodes: Any) -> tuple[Server
     return sidecar, start_host("away", server=sidecar.name, run_dir=sidecar.run_dir, node_id=ray_nodes.add("away"))
 
 
-def killed(host: Any) -> None:
-    """kill -9 of the host's process, once it answers."""
+def killed(actor: Any) -> None:
+    """kill -9 of the actor's process, once it answers."""
     import ray
 
     while True:
         with contextlib.suppress(ray.exceptions.RayError):
-            os.kill(ray.get(host.report.remote(), timeout=5)["pid"], 9)
+            os.kill(ray.get(actor.report.remote(), timeout=5)["pid"], 9)
             return
         time.sleep(0.02)
 
 
-def test_every_publish_is_committed_once_though_the_host_is_killed(away: tuple[ServerProcess, Any]) -> None:
+def test_every_publish_is_committed_once_though_host_and_forwarder_are_killed(away: tuple[ServerProcess, Any]) -> None:
     import ray
     from replay_server_client.ray.cluster import start_forwarder
 
@@ -56,8 +57,8 @@ def test_every_publish_is_committed_once_though_the_host_is_killed(away: tuple[S
     with Collector.connect("here", run_dir=sidecar.run_dir, schema=SCHEMA, timeout=60) as collector:
         for publish in range(PUBLISHES):
             collector.write(rows(ROWS * publish, ROWS), timeout=60)
-            if publish % (PUBLISHES // KILLS) == 10:
-                killed(host)
+            if publish in KILLS:
+                killed(host if KILLS[publish] == "host" else forwarder)
         collector.flush(60)
         assert collector.statistics().rows_lost == 0
     with Observer.connect(sidecar.name, run_dir=sidecar.run_dir) as observer:
