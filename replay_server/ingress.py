@@ -133,6 +133,8 @@ class Ingress:
             self._queue.append(Published(collector, message, 0, now_ns, is_repeat=True))  # its credit follows that of the first one
             return verdict
         wrong = "an earlier publish of its origin is missing" if turn is Turn.EARLY else self._what_is_wrong(collector, message)
+        if turn is Turn.EARLY:
+            message = message._replace(origin="")  # it was not taken: its number says nothing of what is committed
         rows = 0 if wrong else message.rows
         rejected = message.rejected + (min(message.rows, collector.slot_rows) if wrong else 0)
         collector.queued += 1

@@ -125,3 +125,4 @@ def test_one_that_comes_before_its_turn_is_rejected_and_its_slot_comes_back() ->
     bench.memory.complete(1)
     assert bench.ingress.commit(0) == [session]
     assert (bench.ring.committed, session.credits.credited) == (0, 1)
+    assert bench.ingress.committed_origins.parts == {}
