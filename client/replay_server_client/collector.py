@@ -321,7 +321,7 @@ class Collector:
         return slots.committed
 
     def _usable(self) -> Ingress:
-        self._ingress.connection.check_process()
+        self._ingress.connection.check_caller()
         if not self._says_bye.alive:
             raise InvalidRequest(f"collector {self.name!r} is closed; connect again")
         if self._is_lending:

@@ -141,15 +141,16 @@ class Ingress:
             self.slots.publish()
         started = time.monotonic()
         try:
-            while not deadline.has_passed:
-                if self.slots is not None:
-                    self.slots.repeat()
-                self._sleep(min(deadline.remaining_s, REPEAT_S))
-                self.absorb()
-                if what != "gpu" and self.connection.silence.wait(started, self._ask, lambda: self._told_silence(missing, what)):
+            with self.connection.waiting():
+                while not deadline.has_passed:
+                    if self.slots is not None:
+                        self.slots.repeat()
+                    self._sleep(min(deadline.remaining_s, REPEAT_S))
                     self.absorb()
-                if is_done():
-                    return
+                    if what != "gpu" and self.connection.silence.wait(started, self._ask, lambda: self._told_silence(missing, what)):
+                        self.absorb()
+                    if is_done():
+                        return
         finally:
             ended = time.monotonic()
             self.counts.waited_s += ended - started
