@@ -16,7 +16,6 @@ import pytest
 import torch
 from replay_server_client import Collector, Learner, Schema
 from replay_server_client.gather import CudaGather
-from replay_server_client.mapping_cuda import CudaMapping
 from support.fault_run import outcomes, told
 from support.gpu import MIB, settled_bytes, wait_used_at_most
 from support.markers import MARKERS, marker_steps
@@ -87,6 +86,8 @@ def test_status_answers_within_half_a_second_while_learners_are_killed_and_come_
 
 def test_threads_that_map_the_ring_at_the_same_moment_all_get_it(start_server: Callable[..., ServerProcess]) -> None:
     """As the background threads of several learners do."""
+    from replay_server_client.mapping_cuda import CudaMapping
+
     server = start_server(*CUDA, "--capacity", "36000")
     write(server, 0, 512)
     with attach(server) as learner:
