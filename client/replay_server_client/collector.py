@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone, shown
+from replay_server_protocol.errors import InvalidRequest, ReplayError, SchemaMismatch, ServerClosing, ServerGone, shown
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
@@ -123,8 +123,8 @@ class Collector:
         finds its copy done, so ``flush`` before a pause. Waits for credits for ``timeout`` seconds (default: that of ``connect``) and
         raises ReplayTimeout, whose ``rows_written`` leading rows were taken; the rest may be written again. Raises RowsRejected with
         nothing written. When the server is lost it attaches to the next one and goes on: what was in flight, also of this call, is counted
-        as lost; where the server passed rows on to another node, it is kept and goes to the next one first. Raises ServerGone (with
-        ``rows_written``) when no other came in time, ServerClosing when the server stops in good order.
+        as lost; where the server passed rows on to another node, it is kept and goes to the next one first. Raises ServerGone when no other
+        came in time, ServerClosing when the server stops in good order, and what the next one refuses: all with ``rows_written``.
         """
         try:
             self._write(rows, mask, final_mask, final, Deadline(self._timeout if timeout is None else timeout))
@@ -297,9 +297,9 @@ class Collector:
                     taken += slots.place(block, taken)
                     if writer.is_full or taken < block.rows or slots.open_for_s >= self._linger:
                         slots.publish()
-        except (ReplayTimeout, ServerGone) as late:
+        except ReplayError as error:  # also the next server's refusal
             ingress.chains.cut_all()
-            late.details["rows_written"] = taken
+            error.details["rows_written"] = taken
             raise
         if trace is not None:
             trace.record(CALLING_THREAD, "write", begin_ns, trace.now_ns(), rows=taken)

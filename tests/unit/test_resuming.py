@@ -158,6 +158,29 @@ def test_another_schema_is_refused_by_name_and_the_rows_stay_kept(server: FakeSe
     assert Ring.of(server).rewards == list(range(16))
 
 
+def test_a_write_that_the_next_server_refuses_in_its_midst_says_how_much_it_took(server: FakeServer, attach: Attach) -> None:
+    server.holds_credits = True
+    collector = attach()
+    collector.write(rows(0, 8))
+
+    def refuse() -> None:
+        server.refusal = ("schema_mismatch", "field 'reward' is float64 there")
+        server.restart()
+
+    later = threading.Timer(0.1, refuse)
+    later.start()
+    with pytest.raises(SchemaMismatch) as refused:
+        collector.write(rows(8, 8))  # the first half fills the last free slot
+    later.join()
+    assert refused.value.rows_written == 4
+    server.refusal, server.holds_credits = None, False
+    collector.write(rows(12, 4))
+    collector.flush()
+    ring = Ring.of(server)
+    assert ring.rewards == list(range(16))
+    assert ring.lanes[-4:] == [~0, ~1, 0, 1], "the next write need not be the next step"
+
+
 def test_a_call_that_finds_no_server_says_what_it_took_and_the_next_one_goes_on(server: FakeServer, attach: Attach) -> None:
     collector = attach()
     server.holds_credits = True
