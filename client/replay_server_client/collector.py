@@ -252,12 +252,13 @@ class Collector:
         """Publishes what is open, waits up to 5 s for its credits, says bye and lets go of the slots. Safe to call twice.
 
         Where a server that passes rows on was lost with some of them, it waits up to 20 s more for the next one.
-        Is closed also when it raises: ReplayTimeout (what was published may still be committed), ServerGone (rows were lost). In a
-        forked child it does nothing.
+        Is closed also when it raises: ReplayTimeout (what was published may still be committed), ServerGone (rows were lost). But it stays
+        as it is, and raises InvalidRequest, while another thread waits in it. In a forked child it does nothing.
         """
         if not self._says_bye.alive or os.getpid() != self._pid:
             return
         ingress = self._ingress
+        ingress.connection.check_caller()
         try:
             if (ingress.slots is not None or ingress.rows_kept) and not self._is_lending:
                 self._flush_last(ingress)

@@ -127,12 +127,12 @@ class Connection:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The calling thread waits in this client; ``check_caller`` refuses others."""
-        self._waiting_thread = threading.get_ident()
+        """The calling thread waits in this client; ``check_caller`` refuses others. One wait may lie in another."""
+        before, self._waiting_thread = self._waiting_thread, threading.get_ident()
         try:
             yield
         finally:
-            self._waiting_thread = 0
+            self._waiting_thread = before
 
     def attach(self, deadline: Deadline) -> Welcome:
         """Opens a session. Waits for a server until the deadline.
@@ -146,7 +146,8 @@ class Connection:
         before_ns = time.monotonic_ns()
         self._open_socket()
         hello = self._hello(nonce)
-        answer = self._greet(hello, deadline)
+        with self.waiting():
+            answer = self._greet(hello, deadline)
         after_ns = time.monotonic_ns()
         if isinstance(answer, Refused):
             self.detach()

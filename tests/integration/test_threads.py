@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_server_client import Collector, InvalidRequest, Learner, Schema
+from replay_server_client import Collector, InvalidRequest, Learner, Schema, ServerGone
 from support.freeze import frozen
-from support.servers import ServerProcess
+from support.processes import Children
+from support.servers import ServerProcess, spawn_server
 
 SCHEMA = Schema.of(mark="int64")
 WITHIN_S = 20.0
@@ -66,9 +68,27 @@ def test_a_collector_in_which_another_thread_waits_refuses_calls(
             collector.write(ROWS)
             waiting: Future[int] = second_thread.submit(collector.flush, WITHIN_S)
             wait_until_it_waits(collector)
-            for call in (lambda: collector.write(ROWS), lambda: collector.flush(1.0), lambda: collector.cut(0)):
+            for call in (lambda: collector.write(ROWS), lambda: collector.flush(1.0), lambda: collector.cut(0), collector.close):
                 refused("collector carl", call)
             assert collector.statistics().rows_written == 16
         assert waiting.result(WITHIN_S) == 16
         collector.write(ROWS)
         assert collector.flush() == 24
+
+
+def test_a_collector_that_waits_for_the_next_server_refuses_calls_of_another_thread(
+    children: Children, crash_dir: Path, second_thread: ThreadPoolExecutor
+) -> None:
+    server = spawn_server(children, crash_dir, "--capacity", "100", "--slot-rows", "8")
+    with Collector.connect(server.name, schema=SCHEMA, run_dir=crash_dir, name="carl") as collector:
+        server.kill()
+        with pytest.raises(ServerGone):
+            collector.write(ROWS, timeout=0.0)  # may be the first to notice
+            collector.flush()
+        waiting = second_thread.submit(collector.write, ROWS, timeout=WITHIN_S)
+        wait_until_it_waits(collector)
+        refused("collector carl", lambda: collector.write(ROWS))
+        server = spawn_server(children, crash_dir, "--capacity", "100", "--slot-rows", "8", name=server.name)
+        waiting.result(WITHIN_S)
+        assert collector.flush() == 8
+    assert server.stop() == 0
