@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -175,20 +175,32 @@ class Ingress:
         slots = self.slots
         if slots is not None:
             remains = slots.retire()
-            self._remains, self.slots = remains or Remains.of_nothing(), None
-            in_flight = slots.close()
+            lost = {self._generation: slots.rows_in_flight} if remains is None else {}
             self.mail.forget()
             self.policy.forget()
-            if remains is None:
-                self._count_lost(in_flight, self._generation)
+            self._go_on_from(remains, lost)
+            slots.close()
         self.connection.say_bye()
 
     def give_up(self) -> None:
         """Counts as lost what was kept for the next server. A new origin begins: the old one would lack numbers."""
-        remains, self._remains = self._remains, Remains.of_nothing()
-        for kept in remains.kept:
-            self._count_lost(kept.publish.rows, kept.publish.generation)
-        self.chains.cut_all()
+        lost = dict[int, int]()
+        for publish in (kept.publish for kept in self._remains.kept):
+            lost[publish.generation] = lost.get(publish.generation, 0) + publish.rows
+        self._go_on_from(None, lost)
+
+    def _go_on_from(self, remains: Remains | None, lost: Mapping[int, int]) -> None:
+        """There are no slots. The next session goes on from ``remains``, or from nothing; ``lost`` rows by generation are counted.
+
+        In one assignment, as in ``slots``: Ctrl-C leaves no row between two places.
+        """
+        if remains is None:
+            self.chains.cut_all()
+            remains = Remains.of_nothing()
+        all_lost = {generation: self._lost.get(generation, 0) + lost.get(generation, 0) for generation in (*self._lost, *lost)}
+        rows, counts = sum(lost.values()), self.counts
+        untold, total = self._untold_loss + rows, counts.rows_lost + rows
+        self.slots, self._remains, self._lost, self._untold_loss, counts.rows_lost = None, remains, all_lost, untold, total
 
     def tell_loss(self, kind: type[ServerGone] = ServerGone) -> None:
         """Raises ``kind`` once after a loss that cost rows, with their number."""
@@ -200,12 +212,6 @@ class Ingress:
                 f"belong to its old ring, the next flush() is about rows written since{why}",
                 rows_lost=rows,
             )
-
-    def _count_lost(self, rows: int, generation: int) -> None:
-        self.counts.rows_lost += rows
-        self._lost[generation] = self._lost.get(generation, 0) + rows
-        self._untold_loss += rows
-        self.chains.cut_all()
 
     def let_go(self) -> None:
         """Drops the slots, with whatever is still in flight in the server's hands."""

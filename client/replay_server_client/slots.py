@@ -328,9 +328,8 @@ class LentSlots:
             self._lent,
         )
 
-    def close(self) -> int:
-        """Lets go of the segment. Returns how many rows were in flight."""
-        lost = self.rows_in_flight
+    def close(self) -> None:
+        """Lets go of the segment, with whatever is in flight."""
         self.writer = None
         self._sealed.clear()
         if self._on_device is not None:
@@ -339,7 +338,6 @@ class LentSlots:
         self._writers.clear()
         self._memory = np.empty((0, 0), np.uint8)
         self._segment.close()
-        return lost
 
     def _host_writer(self, index: int) -> SlotWriter:
         if self._on_device is not None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
-from replay_server_client import Collector, ReplayTimeout, ServerGone
+from replay_server_client import Collector, ReplayTimeout, ServerGone, ingress
 from support.fake_server import FakeServer
 from support.resumed import LANES, SCHEMA, Ring, rows
 
@@ -111,3 +115,50 @@ def test_a_signal_that_ends_a_call_anywhere_loses_no_row_that_was_taken_and_none
     assert ring.rewards == sorted(set(ring.rewards))
     assert len(ring.rewards) == statistics.rows_written == statistics.rows_committed
     assert statistics.rows_lost == 0
+
+
+def ended_before_line(n: int, call: Callable[[], None]) -> bool:
+    """``call``, as if Ctrl-C ended it before the ``n``-th line that it runs in ingress.py; False if it has fewer."""
+    left = n
+
+    def each_line(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != ingress.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return each_line
+
+    before = sys.gettrace()
+    sys.settrace(each_line)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_loss_whose_notice_is_ended_anywhere_counts_each_row_once(run_dir: Path, resumes: bool) -> None:
+    with (
+        FakeServer(run_dir, slot_rows=4, depth=3, resumes=resumes) as server,
+        Collector.connect(server.name, schema=SCHEMA, run_dir=run_dir, lanes=LANES, timeout=5.0) as collector,
+    ):
+        for line in itertools.count():
+            server.holds_credits = True
+            collector.write(rows(8 * line, 8))
+            server.restart()
+            is_ended = ended_before_line(line, collector._ingress.lose)
+            collector._ingress.lose()
+            found = collector.statistics()
+            assert (found.rows_in_flight, found.rows_lost) == ((8, 0) if resumes else (0, 8 * line + 8))
+            server.hold_no_more()
+            with contextlib.nullcontext() if resumes else pytest.raises(ServerGone, match="with it 8 rows"):
+                collector.flush()
+            if not is_ended:
+                break
+        assert line > 8
