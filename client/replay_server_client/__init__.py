@@ -29,7 +29,7 @@ from replay_server_protocol.schema import Field, Schema
 from replay_server_protocol.trace import Trace
 
 from replay_server_client.collector import Collector
-from replay_server_client.ingress import CollectorStatistics
+from replay_server_client.collector_statistics import CollectorStatistics
 from replay_server_client.observer import Observer
 from replay_server_client.slot_writer import LentSlot
 

@@ -21,9 +21,10 @@ from replay_server_protocol.errors import InvalidRequest, ReplayError, SchemaMis
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
+from replay_server_client.collector_statistics import CollectorStatistics
 from replay_server_client.connection import Connection
 from replay_server_client.deadline import Deadline
-from replay_server_client.ingress import CollectorHello, CollectorStatistics, Ingress
+from replay_server_client.ingress import CollectorHello, Ingress
 from replay_server_client.mailbox import Mail
 from replay_server_client.rows import RowReader, on_gpu
 from replay_server_client.slot_writer import LentSlot, SlotWriter

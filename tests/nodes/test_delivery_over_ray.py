@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_server_client import Collector
-from replay_server_client.ingress import CollectorStatistics
+from replay_server_client.collector_statistics import CollectorStatistics
 from replay_server_client.observer import Observer
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints

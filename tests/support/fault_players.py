@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 from replay_server_client import Collector, ForkedClient, Learner, ReplayTimeout, ServerClosing, ServerGone
+from replay_server_client.collector_statistics import CollectorStatistics
 from replay_server_client.connection import Connection
-from replay_server_client.ingress import CollectorStatistics
 from replay_server_client.slots import LentSlots
 from replay_server_protocol.messages import Publish
 from support.fault_schedules import CollectorPart, LearnerPart
