@@ -15,11 +15,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Credit, Publish, SegmentLent
 from replay_server_protocol.schema import Schema
-from replay_server_protocol.segment import Segment
 from replay_server_protocol.states import SLOT, SlotEvent, SlotState, move
 from replay_server_protocol.trace import CALLING_THREAD
 
@@ -27,11 +25,12 @@ from replay_server_client.connection import Connection
 from replay_server_client.policy_version import PolicyVersion
 from replay_server_client.remains import KeptPublish, Remains
 from replay_server_client.rows import RowBlock
+from replay_server_client.slot_memory import SlotMemory
 from replay_server_client.slot_plan import LaneChains, SlotPlan
 from replay_server_client.slot_writer import Filled, SlotWriter
 
 if TYPE_CHECKING:
-    from replay_server_client.device_rows import Device, DeviceBlock, DeviceSlot, DeviceSlots
+    from replay_server_client.device_rows import Device, DeviceBlock, DeviceSlot
 
 REPEAT_S = 1.0
 """A publish is repeated after so long without a credit: libzmq drops what is queued when a connection breaks."""
@@ -82,17 +81,13 @@ class LentSlots:
         self._origin, self._before = (remains.origin, remains.credited) if remains else ("", 0)  # this session's publish 1 is _before + 1
         self._kept = remains.kept if remains else ()
         self._masked = remains.masked if remains else 0  # rows left out by a mask since the last publish
-        self._rejected = 0
         self._handed_over = remains.placed if remains else 0  # rows of slots before the next one, rejected ones among them
         self._policy = policy
         self._connection = connection
         self._counts = counts
-        with connection.opening_memory():
-            self._segment = Segment.open(lent.segment, lent.depth * lent.slot_bytes)
-        self._memory = self._segment.bytes.reshape(lent.depth, lent.slot_bytes)[:, : lent.slot_rows * schema.stride]
-        self._plan = SlotPlan(schema, chains, lent, remains.sums if remains else None)
-        self._writers = [SlotWriter(i, each.reshape(lent.slot_rows, schema.stride), self._plan) for i, each in enumerate(self._memory)]
-        self._on_device: DeviceSlots | None = None
+        plan = SlotPlan(schema, chains, lent, remains.sums if remains else None)
+        self._sums = plan.sums
+        self._memory = SlotMemory(connection, lent, plan)
         self._sealed: deque[SlotWriter | DeviceSlot] = deque()
         self._states = [SlotState.FREE] * lent.depth
         self._unanswered: deque[Publish] = deque()
@@ -141,7 +136,7 @@ class LentSlots:
         """Opens a free slot for rows of the host, or of ``device``; only when ``has_free``, and for the host when nothing is unsettled:
         it keeps account of lanes as it writes."""
         index = self._states.index(SlotState.FREE)
-        writer = self._host_writer(index) if device is None else self._device_writer(index, device)
+        writer = self._memory.writer(index, device)
         state, now_s = move(SLOT, self._states[index], SlotEvent.OPEN), time.monotonic()
         writer.reset()
         self._states[index] = state
@@ -203,10 +198,10 @@ class LentSlots:
         counts, placed = self._counts, writer.rows
         filled = writer.finish()
         left_out = placed - filled.rows - filled.rejected  # a DeviceSlot's: a SlotWriter places none
-        masked, rejected = self._masked + left_out, self._rejected + filled.rejected
+        masked = self._masked + left_out
         before, sealed = self._handed_over, deque(tuple(self._sealed)[1:])
-        is_told = filled.rows > 0 or rejected > 0
-        message = self._publish_of(writer.index, filled, masked, rejected) if is_told else None
+        is_told = filled.rows > 0 or filled.rejected > 0
+        message = self._publish_of(writer.index, filled, masked) if is_told else None
         state = move(SLOT, self._states[writer.index], SlotEvent.PUBLISH if is_told else SlotEvent.ABANDON)
         unanswered, now_s = deque((*self._unanswered, message)) if message is not None else self._unanswered, time.monotonic()
         quiet_since = self._quiet_since if self._unanswered else now_s
@@ -218,12 +213,12 @@ class LentSlots:
         self._states[writer.index] = state
         self._sealed, self._unanswered = sealed, unanswered
         if message is None:
-            self._masked, self._rejected = masked, rejected
+            self._masked = masked
             return None
-        self._number, self._masked, self._rejected, self._quiet_since = message.number, 0, 0, quiet_since
+        self._number, self._masked, self._quiet_since = message.number, 0, quiet_since
         return message
 
-    def _publish_of(self, slot: int, filled: Filled, masked: int, rejected: int) -> Publish:
+    def _publish_of(self, slot: int, filled: Filled, masked: int) -> Publish:
         field, row = filled.offender or ("", -self._handed_over)
         number = self._number + 1
         return Publish(
@@ -233,7 +228,7 @@ class LentSlots:
             slot,
             filled.rows,
             masked,
-            rejected,
+            filled.rejected,
             filled.nonfinite,
             filled.lanes,
             filled.moments,
@@ -279,7 +274,7 @@ class LentSlots:
         while self._kept and self.has_free:
             first, rest = self._kept[0], self._kept[1:]
             index, number = self._states.index(SlotState.FREE), self._number + 1
-            self._memory[index][: len(first.rows)] = first.rows
+            self._memory.copy_in(index, first.rows)
             origin, origin_number, origin_first = self._origin_of(number)
             message = first.publish._replace(
                 session=self._lent.session,
@@ -308,14 +303,11 @@ class LentSlots:
             self.abandon()
         if self.writer is not None:
             self._seal(self.writer)
-        if self._on_device is not None:
-            self._on_device.release()
+        self._memory.wait_for_copies()
         while self._sealed and self._sealed[0].is_settled:
             self._hand_over(self._sealed[0])
-        if self._on_device is not None:
-            self._take_cuts(self._on_device)
-        stride = self._plan.schema.stride
-        kept = (KeptPublish(publish, self._memory[publish.slot][: publish.rows * stride]) for publish in self._unanswered)
+        self._memory.take_cuts()
+        kept = (KeptPublish(publish, self._memory.rows(publish.slot, publish.rows)) for publish in self._unanswered)
         through = self._unanswered[0].number - 1 if self._unanswered else self._number
         return Remains(
             self._origin,
@@ -324,7 +316,7 @@ class LentSlots:
             self.committed,
             self._masked,
             self._handed_over,
-            self._plan.sums,
+            self._sums,
             self._lent,
         )
 
@@ -332,30 +324,7 @@ class LentSlots:
         """Lets go of the segment, with whatever is in flight."""
         self.writer = None
         self._sealed.clear()
-        if self._on_device is not None:
-            self._on_device.release()
-            self._on_device = None
-        self._writers.clear()
-        self._memory = np.empty((0, 0), np.uint8)
-        self._segment.close()
-
-    def _host_writer(self, index: int) -> SlotWriter:
-        if self._on_device is not None:
-            self._take_cuts(self._on_device)
-        return self._writers[index]
-
-    def _take_cuts(self, slots: DeviceSlots) -> None:
-        """Cuts that rows from a GPU left for the next ones."""
-        left = slots.settled.take()
-        if left is not None:
-            self._plan.chains.cut(left)
-
-    def _device_writer(self, index: int, device: Device) -> DeviceSlot:
-        if self._on_device is None:
-            from replay_server_client.device_rows import DeviceSlots
-
-            self._on_device = DeviceSlots(device, self._segment.bytes, self._plan, self.depth)
-        return self._on_device.slots[index]
+        self._memory.close()
 
     def _open_writer(self) -> SlotWriter | DeviceSlot:
         if self.writer is None:
