@@ -63,8 +63,11 @@ class ObservedRing:
         return stood
 
     def let_go(self) -> None:
-        """Unmaps; every copy is complete by then."""
-        mapping, self._mapping, self._at, self.ring, self.bounce = self._mapping, None, None, None, None
+        """Unmaps, after every copy: a look may have ended in the middle of one."""
+        mapping, bounce = self._mapping, self.bounce
+        self._mapping, self._at, self.ring, self.bounce = None, None, None, None
+        if bounce is not None:
+            bounce.finish()
         if mapping is not None:
             mapping.close()
 
