@@ -117,19 +117,24 @@ class RelayIngress(Ingress):
         return handed
 
     def commit(self, now_ns: int) -> list[CollectorSession]:
+        through: dict[str, Committed] = {}
+        for told in self.carrier.take_committed():
+            known = through.get(told.origin)
+            through[told.origin] = told if known is None or told.number > known.number else known
+        if not through:
+            return []
         credited: dict[int, CollectorSession] = {}
-        for origin, number, committed in self.carrier.take_committed():
-            kept: deque[Published] = deque()
-            for published in self._queue:
-                collector = published.collector
-                its_origin, its_number = numbered(published)
-                if its_origin == origin and its_number <= number:
-                    self._credit(published, committed, now_ns)
-                    credited[collector.token] = collector
-                else:
-                    kept.append(published)
-            self._completed -= len(self._queue) - len(kept)
-            self._queue = kept
+        kept: deque[Published] = deque()
+        for published in self._queue:  # once, however many were told of: with many collectors it is long
+            origin, number = numbered(published)
+            last = through.get(origin)
+            if last is None or number > last.number:
+                kept.append(published)
+                continue
+            self._credit(published, last.committed, now_ns)
+            credited[published.collector.token] = published.collector
+        self._completed -= len(self._queue) - len(kept)
+        self._queue = kept
         return list(credited.values())
 
     def blocked_by(self) -> FlowState | None:
