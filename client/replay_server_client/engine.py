@@ -8,7 +8,7 @@
 
 While the caller waits in ``drive``, the background thread is parked; the first ``progress()`` ends it for good. One lock guards the
 conversation and every batch buffer that is neither ready nor lent; those belong to the caller's thread. Nobody sleeps or attaches under
-the lock.
+the lock (but for a ring's handle that the driver won't open at once, see mapping_cuda.py).
 """
 
 from __future__ import annotations

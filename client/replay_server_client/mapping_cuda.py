@@ -45,9 +45,13 @@ class CudaMapping:
                 f"cudaIpcOpenMemHandle on {device}: {status.name}; server and learner need one uid, one GPU (not two MIG slices) and a "
                 "driver with CUDA IPC; --storage host works without"
             )
-        self.allocation = torch.as_tensor(_Allocation(int(self._address), at.alloc_bytes), device=device)
-        self.tensors = RingTensors.of(self.allocation, at, schema)
         self._is_open = True
+        try:
+            self.allocation = torch.as_tensor(_Allocation(int(self._address), at.alloc_bytes), device=device)
+            self.tensors = RingTensors.of(self.allocation, at, schema)
+        except BaseException:
+            self.close()
+            raise
 
     def read_cell(self, offset: int, n_bytes: int) -> bytes:
         with relaxed_capture_mode():
