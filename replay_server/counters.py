@@ -85,6 +85,11 @@ class Rates:
         while len(self._noted) > 2 and now_s - self._noted[1][0] >= _RATE_WINDOW_S:
             self._noted.popleft()
 
+    def begin(self, now_s: float, *sums: int) -> None:
+        """Starts from sums that came at once and are no traffic, as those of a snapshot."""
+        self._noted.clear()
+        self.note(now_s, *sums)
+
     def per_second(self) -> tuple[float, ...]:
         """One rate a sum; zeros before the first note."""
         if not self._noted:

@@ -105,6 +105,8 @@ class Restoration:
     def _finish(self) -> None:
         manifest, store = self._manifest, self.store
         restore_state(self._replay, store, manifest.state, read_moments(manifest))
+        counters = self._replay.counters
+        self._replay.rates.begin(time.monotonic(), counters.rows_committed, counters.batches_granted)
         store.ring.restore(self._first_seq, manifest.committed)
         store.ingress.begin_after(self._submitted)
         log.info(

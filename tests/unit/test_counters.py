@@ -104,3 +104,12 @@ def test_rates_are_those_of_the_last_seconds() -> None:
 
 def test_rates_before_the_first_note_are_none_yet() -> None:
     assert Rates().per_second() == (0.0, 0.0)
+
+
+def test_sums_that_rates_begin_with_are_no_traffic() -> None:
+    rates = Rates()
+    rates.note(0.0, 0, 0)
+    rates.begin(1.0, 8600, 1080)
+    assert rates.per_second() == (0.0, 0.0)
+    rates.note(3.0, 8610, 1080)
+    assert rates.per_second() == (5.0, 0.0)
