@@ -56,13 +56,29 @@ def test_the_server_unit_is_told_ready_watched_and_alone_in_its_directory() -> N
     assert unit["Environment"] == f"REPLAY_SERVER_RUN_DIR=/run/{unit['RuntimeDirectory']}"
     assert f"/run/{unit['RuntimeDirectory']} " in settings("replay-server-export@")["ExecStart"]
     assert unit["User"] == "replay-server"
-    assert f"u {unit['User']} " in (DEPLOY / "replay-server.sysusers").read_text("utf-8")
+    users = (DEPLOY / "replay-server.sysusers").read_text("utf-8")
+    assert all(f"{line}\n" in users for line in (f"m {unit['User']} video", f"m {unit['User']} render"))
+    assert f"u {unit['User']} " in users
+
+
+def test_a_server_whose_file_system_is_read_only_has_a_place_for_snapshots_of_its_own() -> None:
+    unit = settings("replay-server@")
+    assert (unit["ProtectSystem"], unit["StateDirectory"]) == ("strict", "replay-server/%i")
+    assert f"/var/lib/{unit['StateDirectory'].replace('%i', 'gpu0')}" in (DEPLOY.parent / "deploy.md").read_text("utf-8")
+
+
+def test_two_exporters_of_a_host_can_have_two_ports() -> None:
+    unit = settings("replay-server-export@")
+    assert unit["Environment"] == "PORT=9108"
+    assert unit["ExecStart"].endswith("--port ${PORT}")
 
 
 def commands() -> Iterator[list[str]]:
     """Every command line of ours in the files, without the program's name."""
     for unit in UNITS:
-        yield settings(unit)["ExecStart"].replace("%i", "gpu0").split()[1:]
+        told = settings(unit)
+        variable, _, value = told["Environment"].partition("=")
+        yield told["ExecStart"].replace("%i", "gpu0").replace(f"${{{variable}}}", value).split()[1:]
     dockerfile = (DEPLOY / "Dockerfile").read_text("utf-8")
     for words in re.findall(r"^(?:HEALTHCHECK.* )?CMD (\[.*\])", dockerfile, re.MULTILINE):
         yield [word for word in re.findall(r'"([^"]*)"', words) if word != "replay-server"]
