@@ -25,6 +25,7 @@ _LEAVE_KEYS = b"qQ"
 def run(endpoints: Endpoints, interval_s: float) -> int:
     """Shows reports every ``interval_s`` seconds until q, Ctrl-C or SIGTERM; waits for a server that is not there. Returns 0.
 
+    Raises ServerGone for one that a script spawned and that has ended: its name and its run directory never come again.
     On a terminal it is a picture, and needs rich (InvalidRequest says how to get it); elsewhere a line a report.
     """
     try:
@@ -73,6 +74,8 @@ def _look(watch: Watch, endpoints: Endpoints) -> View:
     try:
         report = query(endpoints, _ANSWER_WITHIN_S)
     except ServerGone:
+        if endpoints.is_spawned and not endpoints.run_dir.exists():
+            raise
         return watch.miss(f"no server named {endpoints.name} in {endpoints.run_dir}", time.monotonic(), _clock())
     except ProtocolViolation as error:
         return watch.miss(str(error), time.monotonic(), _clock())

@@ -15,6 +15,8 @@ from support.processes import Children
 from support.servers import ServerProcess
 from support.terminal import Terminal
 
+from replay_server import ReplayServer
+
 OPENED, CLOSED, CURSOR_SHOWN = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
 
 
@@ -66,6 +68,15 @@ def test_it_waits_for_a_server_and_goes_on_over_a_restart(start_server: Callable
         terminal.wait_for(f"another server: pid {second.pid}", drawn)
         terminal.press("q")
         assert terminal.wait() == 0
+        assert_terminal_given_back(terminal)
+
+
+def test_it_leaves_a_spawned_server_that_has_ended_and_says_so() -> None:
+    with ReplayServer.spawn(capacity=1_000, device="cpu") as server, Terminal(top(server.name, Path(server.run_dir))) as terminal:
+        terminal.wait_for("waiting_for_schema")
+        server.close()
+        assert terminal.wait() == 7
+        assert "that server has ended" in terminal.output
         assert_terminal_given_back(terminal)
 
 
