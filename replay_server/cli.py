@@ -1,4 +1,4 @@
-"""The command ``replay-server``: serve, up, status, top, set, stop, trace, doctor, export; others are in files of their own."""
+"""The command ``replay-server``: serve, up, status, top, trace, doctor, export; others are in files of their own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from replay_server.exit_codes import EXIT_CODES_TEXT, UNSOUND, exit_code_of
 from replay_server.loading import add_command as add_load
 from replay_server.log_lines import occupy_standard_streams
 from replay_server.looking import add_commands as add_looking
+from replay_server.operating import add_commands as add_operating
 from replay_server.saved.manifest import Manifest
 from replay_server.snapshots import add_command as add_snapshot
 
@@ -69,6 +70,7 @@ def _serve(options: argparse.Namespace) -> int:
     finally:
         server.close()
         signals.ignore()
+    log.info("stopped")
     return 0
 
 
@@ -158,17 +160,6 @@ def _top(options: argparse.Namespace) -> int:
     if not _SHORTEST_INTERVAL_S <= options.interval <= _LONGEST_INTERVAL_S:
         raise InvalidRequest(f"--interval {options.interval:g}: {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:,} seconds")
     return run(Endpoints.resolve(options.name, options.run_dir), options.interval)
-
-
-def _admin(options: argparse.Namespace) -> int:
-    from replay_server_client.admin import Admin
-
-    with Admin.connect(options.name, run_dir=options.run_dir, timeout=options.timeout) as admin:
-        if options.verb == "set":
-            admin.set(options.key, options.value, timeout=options.timeout)
-        else:
-            admin.stop(timeout=options.timeout)
-    return 0
 
 
 def _trace(options: argparse.Namespace) -> int:
@@ -274,16 +265,7 @@ def _add_watching(commands: Any) -> None:
 
 
 def _add_operating(commands: Any) -> None:
-    set_ = commands.add_parser(
-        "set", allow_abbrev=False, help="change samples-per-insert or tolerance of a running server", parents=[_reach()]
-    )
-    set_.add_argument("key", metavar="KEY")
-    set_.add_argument("value", metavar="VALUE")
-    set_.set_defaults(run=_admin, verb="set")
-
-    stop = commands.add_parser("stop", allow_abbrev=False, help="stop a running server in good order", parents=[_reach()])
-    stop.set_defaults(run=_admin, verb="stop")
-
+    add_operating(commands, _reach)
     trace = commands.add_parser("trace", allow_abbrev=False, help="record what a running server and its clients do, for ui.perfetto.dev")
     verbs = trace.add_subparsers(metavar="start|stop", required=True)
     start = verbs.add_parser("start", allow_abbrev=False, help="begin to record", epilog=EXIT_CODES_TEXT, parents=[_reach()])

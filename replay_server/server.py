@@ -130,7 +130,11 @@ class Server:
         self._closing_until_s = time.monotonic() + CLOSING_GRACE_S
         self.replay.phase = Phase.CLOSING
         self._supervisor.stopping()
-        log.info("closing: %d sessions have %.0f s to detach", len(self.replay.sessions), CLOSING_GRACE_S)
+        clients = sum(session.hello.role != "admin" for session in self.replay.sessions)  # an admin is who asked
+        if clients:
+            log.info("closing: %d %s %.0f s to detach", clients, "client has" if clients == 1 else "clients have", CLOSING_GRACE_S)
+        else:
+            log.info("closing: no client is attached")
         for session in self.replay.sessions:
             self.replay.send(session, Closing(session.token, self.replay.generation, round(CLOSING_GRACE_S * 1e9)))
 

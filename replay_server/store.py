@@ -56,7 +56,8 @@ def make_store(replay: Replay, schema: Schema, lanes: int) -> Store:
     memory = _allocate(replay, plan)
     ring = Ring(plan.capacity, plan.headroom)
     ingress = Ingress(ring, memory, plan.layout, replay.flow, replay.leases, metadata, replay.counters, replay.tracing)
-    log.info("ring of %s rows of %s bytes on %s", f"{ring.ring_rows:,}", schema.stride, memory.place.storage)
+    rows = f"{ring.ring_rows:,} rows ({ring.capacity:,} and {ring.headroom:,} of headroom)"
+    log.info("ring of %s of %s bytes on %s", rows, schema.stride, memory.place.storage)
     return Store(schema, plan, ring, memory, ingress, tallies)
 
 

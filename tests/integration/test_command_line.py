@@ -82,8 +82,10 @@ def test_status_watch_prints_a_line_a_report_until_interrupted(server: ServerPro
 
 
 def test_set_changes_the_limiter_and_refuses_the_rest_by_name(server: ServerProcess) -> None:
-    assert run("set", "samples-per-insert", "4", *reach(server)).returncode == 0
-    assert run("set", "tolerance", "4096", *reach(server)).returncode == 0
+    first = run("set", "samples-per-insert", "4", *reach(server))
+    assert (first.returncode, first.stdout) == (0, "samples_per_insert 4 (was none), tolerance 6,144 (was 0)\n")
+    assert run("set", "tolerance", "4096", *reach(server)).stdout == "tolerance 4,096 (was 6,144)\n"
+    assert run("set", "tolerance", "4096", *reach(server)).stdout == "tolerance 4096\n"
     flow = report_of(server)["flow"]
     assert (flow["samples_per_insert_target"], flow["tolerance_rows"]) == (4, 4096)
     for key, value in (("capacity", "10"), ("tolerance", "-1"), ("tolerance", "many"), ("samples-per-insert", "0")):
@@ -96,12 +98,22 @@ def test_set_changes_the_limiter_and_refuses_the_rest_by_name(server: ServerProc
 
 def test_stop_ends_the_server_in_good_order_and_tells_its_clients(server: ServerProcess) -> None:
     with RawClient(server.endpoints, "learner") as learner:
-        assert run("stop", *reach(server)).returncode == 0
+        asked = run("stop", *reach(server), "--timeout", "0.2")
+        assert (asked.returncode, asked.stdout) == (0, f"{server.name!r} was told to stop, and has not ended yet\n")
         with pytest.raises(ServerClosing):
             learner.connection.receive(5)
         learner.connection.say_bye()
         assert server.child.wait() == 0
+    assert "closing: 1 client has 2 s to detach" in server.child.output
+    assert server.child.output.endswith("INFO stopped\n")
     assert list(server.run_dir.iterdir()) == []
+
+
+def test_stop_says_when_the_server_has_ended(server: ServerProcess) -> None:
+    asked = run("stop", *reach(server))
+    assert (asked.returncode, asked.stdout) == (0, f"{server.name!r} has stopped\n")
+    assert server.child.wait() == 0
+    assert "closing: no client is attached" in server.child.output
 
 
 def test_where_nobody_answers_the_exit_code_is_7_and_the_message_says_how_to_start(crash_dir: Path) -> None:
