@@ -13,6 +13,10 @@ from replay_server.replay import Phase, Replay, Store
 from replay_server.requests import Waiting
 from replay_server.sessions import CollectorSession, LearnerSession, Session
 from replay_server.stall_log import Stall
+from replay_server.units import counted
+
+_SILENT_S = 1.0
+"""Who was heard later is no suspect."""
 
 
 def explain(replay: Replay, session: Session, message: Explain, why_no_ring: str) -> str:
@@ -68,11 +72,12 @@ class Look:
         if not session.queued:
             return None
         if self.blocked is None or head is None:
-            return f"{session.queued} slots being copied"
-        who = "its own slot" if head.collector is session else f"a slot of collector {head.collector.name!r} before it"
+            return f"{counted(session.queued, 'slot')} being copied"
+        who = "the first" if head.collector is session else f"a slot of collector {head.collector.name!r} before {'it' if session.queued == 1 else 'them'}"
         since_ns = ingress.blocked_since_ns
-        since = f" for {(time.monotonic_ns() - since_ns) / 1e9:.1f} s" if since_ns is not None else ""
-        return f"{session.queued} published slots wait: {who} has waited{since} for {self.blocked}"
+        since = f" {(time.monotonic_ns() - since_ns) / 1e9:.1f} s" if since_ns is not None else ""
+        slots = "1 published slot waits: " if session.queued == 1 else f"{session.queued} published slots wait: "
+        return f"{slots}{who} has waited{since} for {self.blocked}"
 
     def why_no_grant(self, session: LearnerSession) -> str | None:
         """What the learner's oldest request waits for; None when none waits."""
@@ -97,7 +102,7 @@ class Look:
         ingress, head, copy = self._store.ingress, self._store.ingress.head, self._store.ingress.oldest_copy
         found = [self._stall_of(waiting) for waiting in self._replay.requests.oldest_of_each()]
         if head is not None and ingress.blocked_since_ns is not None:
-            who = f"publish {head.message.number} of {head.collector}, {head.rows:,} rows for seq {self._store.ring.reserved:,} on,"
+            who = f"publish {head.message.number} of {head.collector}, {counted(head.rows, 'row')} for seq {self._store.ring.reserved:,} on,"
             found.append(Stall("publish", who, ingress.blocked_since_ns, lambda: self.blocked or "the loop's next turn"))
         if copy is not None and copy.published is not None:
             who = f"the copy of seq {copy.span.first_seq:,} to {copy.span.end_seq:,} from {copy.published.collector}"
@@ -118,7 +123,7 @@ class Look:
                 left_s, open_s = max(0, lease.deadline_ns - now_ns) / 1e9, (now_ns - lease.opened_ns) / 1e9
                 return f"{reason}: granted {open_s:.1f} s ago to {holder}; it ends by itself in {left_s:.1f} s (--lease)"
             case FlowState.COLLECTORS_WAIT_FOR_SAMPLES:
-                return f"{reason}; {self._who_learns()}"
+                return f"{reason}; {self.who_learns}"
             case _:
                 return reason
 
@@ -133,13 +138,17 @@ class Look:
         last, first = max(collectors, key=lambda c: c.heard_s), min(collectors, key=lambda c: c.heard_s)
         return f"{len(collectors)} collectors are attached, the latest word came from {_heard(last)}, the oldest from {_heard(first)}"
 
-    def _who_learns(self) -> str:
+    @cached_property
+    def who_learns(self) -> str:
+        """Who is to draw rows."""
         learners = self._replay.sessions.of(LearnerSession)
         if not learners:
             return f"{self._nobody('learner')}, or lift the limit: replay-server set samples-per-insert none"
         late = min(learners, key=lambda learner: learner.heard_s)
         asking = len(self._replay.requests.oldest_of_each())
-        return f"{asking} of {len(learners)} learners ask for rows, silent longest is {_heard(late)}"
+        told = f"{asking} of {counted(len(learners), 'learner')} waiting for rows"
+        is_silent = time.monotonic() - late.heard_s >= _SILENT_S or late.process.is_stopped()
+        return f"{told}, silent longest is {_heard(late)}" if is_silent else told
 
     def _nobody(self, role: str) -> str:
         """For how long there has been none, and who was the last."""
@@ -155,10 +164,11 @@ class Look:
         if reason is not None:
             return f"{reason}; {self.who_collects}"
         open_leases = self._replay.leases.count_of(waiting.learner.token)
-        return f"{open_leases} leases of this learner are open, as many as it may have; it is {_heard(waiting.learner)}"
+        are = "is" if open_leases == 1 else "are"
+        return f"{counted(open_leases, 'lease')} of this learner {are} open, as many as it may have; it is {_heard(waiting.learner)}"
 
     def _stall_of(self, waiting: Waiting) -> Stall:
-        who = f"request {waiting.message.number} of {waiting.learner} for {waiting.message.rows:,} rows"
+        who = f"request {waiting.message.number} of {waiting.learner} for {counted(waiting.message.rows, 'row')}"
         return Stall(f"request of {waiting.learner.token}", who, waiting.asked_ns, lambda: self._why_not_granted(waiting))
 
 

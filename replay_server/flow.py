@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from replay_server.units import counted
+
 
 class FlowState(StrEnum):
     """Who waits for what. A side waits only if it asks: a published slot that may not go on, a request that may not be granted."""
@@ -148,7 +150,7 @@ class Flow:
         if 2 * self.tolerance >= needed:
             return None
         return (
-            f"batches of {rows:,} rows with slots of {slot_rows:,} at {self.samples_per_insert:g} samples per insert can dead-end: "
+            f"batches of {counted(rows, 'row')} with slots of {slot_rows:,} at {self.samples_per_insert:g} samples per insert can dead-end: "
             f"2 x tolerance is {2 * self.tolerance:,}, at least {needed:,.0f} is needed; raise --tolerance to {-(-needed // 2):,.0f}"
         )
 

@@ -30,6 +30,7 @@ from replay_server.ring import Ring, Span
 from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingLayout, RingMemory, Write
 from replay_server.tracing import Tracing
+from replay_server.units import counted
 
 _MOST_IN_FLIGHT = 512
 _COPIES = "copies"
@@ -224,7 +225,7 @@ class Ingress:
         missing, oldest = self._leased_rows(head), self.leases.oldest
         if missing and oldest is not None:
             return f"{missing:,} ring rows that lease {oldest.lease} of session {oldest.session} holds from seq {oldest.tail:,}"
-        return f"{self.slots_in_flight} copies in flight"
+        return f"{counted(self.slots_in_flight, 'copy', 'copies')} in flight" if self.slots_in_flight else "the loop's next turn"
 
     def is_consistent(self) -> bool:
         """The sums of an idle moment: what is in flight is what is reserved and not committed."""

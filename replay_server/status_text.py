@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replay_server.units import human_bytes, human_seconds
+from replay_server.units import counted, human_bytes, human_seconds
 
 
 def status_lines(report: Mapping[str, Any]) -> list[str]:
@@ -55,16 +55,16 @@ def _minute(flow: Mapping[str, Any]) -> str:
 
 
 def _collector(c: Mapping[str, Any]) -> str:
-    return f"{c['name']} (pid {c['pid']}, {c['lanes']} lanes): {c['committed_rows']:,} rows, {c['credits']} credits{_waits(c)}"
+    return f"{c['name']} (pid {c['pid']}, {counted(c['lanes'], 'lane')}): {counted(c['committed_rows'], 'row')}, {counted(c['credits'], 'credit')}{_waits(c)}"
 
 
 def _learner(c: Mapping[str, Any]) -> str:
-    drawn = f"{c['batches']:,} batches, {c['rows']:,} rows"
-    return f"{c['name']} (pid {c['pid']}): {drawn}, {c['open_leases']} leases{_waits(c)}"
+    drawn = f"{counted(c['batches'], 'batch', 'batches')}, {counted(c['rows'], 'row')}"
+    return f"{c['name']} (pid {c['pid']}): {drawn}, {counted(c['open_leases'], 'lease')}{_waits(c)}"
 
 
 def _waits(client: Mapping[str, Any]) -> str:
-    return f", waits {human_seconds(client['waiting_s'])} on {client['waiting_on']}" if client["waiting_on"] else ""
+    return f", waits {human_seconds(client['waiting_s'])}: {client['waiting_on']}" if client["waiting_on"] else ""
 
 
 def _moments(m: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Figures with their unit as people read them: bytes, counts, durations."""
+"""Figures with their unit as people read them: bytes, counts, durations; and numbers with a noun."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def human_count(number: int | None) -> str:
         return f"{number:,}"
     power = min((len(str(number)) - 1) // 3, 6)
     return f"{number / 1000**power:.4g} {'kMGTPE'[power - 1]}"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """A number with its noun: ``1 slot``, ``2,000 slots``, ``0 copies``."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def human_seconds(seconds: float) -> str:

@@ -190,7 +190,7 @@ def chosen_seqs(bounds: tuple[int, int], newest: int | None, seqs: Selection | N
         more = f" and {len(outside) - _NAMED:,} more" if len(outside) > _NAMED else ""
         named = ", ".join(map(str, outside[:_NAMED]))
         raise InvalidRequest(
-            f"seqs {named}{more} are not in the window [{tail}, {committed}): {'it is empty' if tail == committed else 'ask within it'}",
+            f"{'seq' if len(outside) == 1 else 'seqs'} {named}{more} {'is' if len(outside) == 1 else 'are'} not in the window [{tail}, {committed}): {'it is empty' if tail == committed else 'ask within it'}",
             tail=tail,
             committed=committed,
         )

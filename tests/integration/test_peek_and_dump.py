@@ -58,7 +58,7 @@ def test_a_server_without_a_ring_is_waited_for_no_longer_than_the_timeout(
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [(["--seqs", "7,100"], "seqs 100 are not in the window"), (["--seqs", "9-3"], "--seqs"), (["--fields", "colour"], "colour")],
+    [(["--seqs", "7,100"], "seq 100 is not in the window"), (["--seqs", "9-3"], "--seqs"), (["--fields", "colour"], "colour")],
 )
 def test_what_is_not_there_is_refused_by_name(reach: list[str], capsys: pytest.CaptureFixture[str], asked: list[str], told: str) -> None:
     assert main(["peek", *reach, *asked]) in (1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from support.processes import Children
 from support.raw_client import RawCollector, RawLearner
 from support.reports import assert_conserved, report_of, wait_report
 from support.servers import ServerProcess
+
+from replay_server.status_text import status_lines
 
 SCHEMA: dict[str, Any] = json.loads(files("replay_server").joinpath("status_report.schema.json").read_text("utf-8"))
 
@@ -101,7 +104,10 @@ def test_a_lease_that_blocks_ingest_is_named_with_who_waits_and_since_when(start
             collector.wait_credit(2)
             collector.publish(3, 0, 8)
             report = check(wait_report(server, lambda found: found["collectors"][0]["waiting_s"] > 0.05))
-            assert f"lease {grant.lease}" in report["collectors"][0]["waiting_on"]
+            named = rf"1 published slot waits: the first has waited \d+\.\d s for \d+ ring rows that lease {grant.lease} "
+            assert re.match(named, report["collectors"][0]["waiting_on"])
+            (line,) = (line for line in status_lines(report) if line.startswith("collector"))
+            assert re.search(rf"waits \d[^:]*: {named}", line)
             assert (report["flow"]["state"], report["flow"]["blocked_side"]) == ("collectors_wait_for_lease", "collectors")
             assert (report["ingress"]["occupied_slots"], report["ingress"]["waiting_slots"]) == (1, 1)
             assert report["learners"][0]["open_leases"] == 1

@@ -11,7 +11,7 @@ import pytest
 
 from replay_server.status_text import status_lines
 from replay_server.top.plain import percentiles
-from replay_server.units import human_bytes, human_count, human_seconds
+from replay_server.units import counted, human_bytes, human_count, human_seconds
 
 RECORDED = Path(__file__).parents[1] / "support" / "recorded_report.json"
 
@@ -48,6 +48,12 @@ def test_bytes_have_a_binary_unit(n_bytes: int, shown: str) -> None:
 @pytest.mark.parametrize(("number", "shown"), [(None, "-"), (9_999_999, "9,999,999"), (10_000_000, "10 M"), (12_345_678_901, "12.35 G")])
 def test_a_count_keeps_its_digits_as_long_as_they_fit(number: int | None, shown: str) -> None:
     assert human_count(number) == shown
+
+
+@pytest.mark.parametrize(("number", "shown"), [(0, "0 copies"), (1, "1 copy"), (2_000, "2,000 copies")])
+def test_one_thing_is_no_plural(number: int, shown: str) -> None:
+    assert counted(number, "copy", "copies") == shown
+    assert counted(number, "slot") == shown.replace("copies", "slots").replace("copy", "slot")
 
 
 def test_latencies_of_status_and_top_are_no_bare_microseconds() -> None:
