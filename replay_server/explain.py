@@ -73,7 +73,8 @@ class Look:
             return None
         if self.blocked is None or head is None:
             return f"{counted(session.queued, 'slot')} being copied"
-        who = "the first" if head.collector is session else f"a slot of collector {head.collector.name!r} before {'it' if session.queued == 1 else 'them'}"
+        them = "it" if session.queued == 1 else "them"
+        who = "the first" if head.collector is session else f"a slot of collector {head.collector.name!r} before {them}"
         since_ns = ingress.blocked_since_ns
         since = f" {(time.monotonic_ns() - since_ns) / 1e9:.1f} s" if since_ns is not None else ""
         slots = "1 published slot waits: " if session.queued == 1 else f"{session.queued} published slots wait: "
@@ -102,7 +103,8 @@ class Look:
         ingress, head, copy = self._store.ingress, self._store.ingress.head, self._store.ingress.oldest_copy
         found = [self._stall_of(waiting) for waiting in self._replay.requests.oldest_of_each()]
         if head is not None and ingress.blocked_since_ns is not None:
-            who = f"publish {head.message.number} of {head.collector}, {counted(head.rows, 'row')} for seq {self._store.ring.reserved:,} on,"
+            rows = counted(head.rows, "row")
+            who = f"publish {head.message.number} of {head.collector}, {rows} for seq {self._store.ring.reserved:,} on,"
             found.append(Stall("publish", who, ingress.blocked_since_ns, lambda: self.blocked or "the loop's next turn"))
         if copy is not None and copy.published is not None:
             who = f"the copy of seq {copy.span.first_seq:,} to {copy.span.end_seq:,} from {copy.published.collector}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +67,19 @@ def test_a_tensordict_for_torchrl_has_its_places_and_shapes(learner: Learner) ->
     assert after["reward"].data_ptr() == batch["reward"].data_ptr()
     assert after["reward"].shape == after["done"].shape == (64, 1)
     assert torch.equal(after["done"].squeeze(-1), batch["terminated"] | batch["truncated"])
+
+
+@pytest.mark.parametrize("library", ["tensordict", "jax"])
+def test_an_example_of_the_page_runs_as_it_stands(learner: Learner, library: str) -> None:
+    pytest.importorskip(library, reason=f"the example of {library} needs it")
+    page = (Path(__file__).parents[2] / "docs/adapters.md").read_text("utf-8")
+    (example,) = (code for code in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if library in code)
+    made: dict[str, Any] = {"learner": learner}
+    exec(example, made)  # noqa: S102 - the page's own lines
+    if library == "jax":
+        assert made["action"].shape == made["reward"].shape == (256,)
+    else:
+        assert made["data"]["next", "done"].shape == made["data"]["next", "reward"].shape == (256, 1)
 
 
 def test_a_batch_that_has_ended_becomes_no_tensordict(learner: Learner) -> None:
