@@ -150,7 +150,8 @@ class Flow:
         if 2 * self.tolerance >= needed:
             return None
         return (
-            f"batches of {counted(rows, 'row')} with slots of {slot_rows:,} at {self.samples_per_insert:g} samples per insert can dead-end: "
+            f"batches of {counted(rows, 'row')} with slots of {slot_rows:,} at {self.samples_per_insert:g} samples per insert "
+            f"can dead-end: "
             f"2 x tolerance is {2 * self.tolerance:,}, at least {needed:,.0f} is needed; raise --tolerance to {-(-needed // 2):,.0f}"
         )
 

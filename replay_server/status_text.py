@@ -55,7 +55,8 @@ def _minute(flow: Mapping[str, Any]) -> str:
 
 
 def _collector(c: Mapping[str, Any]) -> str:
-    return f"{c['name']} (pid {c['pid']}, {counted(c['lanes'], 'lane')}): {counted(c['committed_rows'], 'row')}, {counted(c['credits'], 'credit')}{_waits(c)}"
+    who = f"{c['name']} (pid {c['pid']}, {counted(c['lanes'], 'lane')})"
+    return f"{who}: {counted(c['committed_rows'], 'row')}, {counted(c['credits'], 'credit')}{_waits(c)}"
 
 
 def _learner(c: Mapping[str, Any]) -> str:

@@ -189,8 +189,9 @@ def chosen_seqs(bounds: tuple[int, int], newest: int | None, seqs: Selection | N
     if len(outside):
         more = f" and {len(outside) - _NAMED:,} more" if len(outside) > _NAMED else ""
         named = ", ".join(map(str, outside[:_NAMED]))
+        seqs_are = f"seq {named} is" if len(outside) == 1 else f"seqs {named}{more} are"
         raise InvalidRequest(
-            f"{'seq' if len(outside) == 1 else 'seqs'} {named}{more} {'is' if len(outside) == 1 else 'are'} not in the window [{tail}, {committed}): {'it is empty' if tail == committed else 'ask within it'}",
+            f"{seqs_are} not in the window [{tail}, {committed}): {'it is empty' if tail == committed else 'ask within it'}",
             tail=tail,
             committed=committed,
         )

@@ -32,7 +32,7 @@ def test_rows_are_whole_and_in_order_while_every_copy_is_torn_for_a_while(start_
 def test_credits_run_out_while_copies_are_in_flight_and_the_wait_says_so(start_server: Callable[..., ServerProcess]) -> None:
     server = start_server("--capacity", "100", "--slot-rows", "8", "--debug-copy-delay", "1")
     with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector:
-        with pytest.raises(ReplayTimeout, match="slots? being copied") as late:
+        with pytest.raises(ReplayTimeout, match=r"slots? being copied") as late:
             collector.write(marker_steps(0, 1, 0, 32), timeout=0.1)
         assert late.value.rows_written == 16
         assert collector.statistics().free_slots == 0
