@@ -313,8 +313,9 @@ class Prefetch:
         if self._late_in_a_row == _MOST_LATE:
             lease_ms = self._engine.connection.attached_welcome.lease_ns / 1e6
             self._error = ReplayTimeout(
-                f"{_MOST_LATE} batches of {self.request.rows:,} row{'s' * (self.request.rows != 1)} in a row came after their lease had "
-                f"ended: the gather took {gather_ms:.1f} ms, a lease lasts {lease_ms:.0f} ms; "
+                f"{_MOST_LATE} batches of {self.request.rows:,} row{'s' * (self.request.rows != 1)} "
+                "in a row came after their lease had ended: "
+                f"the gather took {gather_ms:.1f} ms, a lease lasts {lease_ms:.0f} ms; "
                 "serve with a longer --lease or sample fewer rows",
                 gather_ms=gather_ms,
                 lease_ms=lease_ms,
