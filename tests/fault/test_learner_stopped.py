@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import pytest
 from replay_server_client import Collector
 from support.markers import MARKERS, marker_steps
 from support.processes import Child, Children
@@ -70,5 +71,6 @@ def test_a_batch_torn_by_the_overwriting_ring_is_dropped(start_server: Callable[
     check(start_server("--capacity", "64", "--slot-rows", "16", "--headroom", "16", "--lease", str(LEASE_S)), children, prefetch=0)
 
 
+@pytest.mark.slow
 def test_a_prefetched_batch_torn_by_the_overwriting_ring_is_dropped(start_server: Callable[..., ServerProcess], children: Children) -> None:
     check(start_server("--capacity", "64", "--slot-rows", "16", "--headroom", "16", "--lease", str(LEASE_S)), children, prefetch=1)

@@ -54,7 +54,7 @@ def lives(children: Children, crash_dir: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_collector_attaches_to_the_next_server_when_its_slots_are_gone(lives: Lives) -> None:
-    lives.restart_before_opening("slots")
+    lives.restart_before_opening("slot_memory")
     with lives.collector() as collector:
         assert lives.has_restarted.is_set()
         collector.write(marker_steps(0, 1, 0, 20))

@@ -141,6 +141,7 @@ def test_a_flood_of_messages_does_not_starve_others(server: ServerProcess, kind:
         assert report_of(server, 20)["phase"] == "serving"
 
 
+@pytest.mark.slow
 def test_a_flood_does_not_keep_the_dead_from_being_buried_nor_leases_from_ending(
     start_server: Callable[..., ServerProcess], children: Children
 ) -> None:

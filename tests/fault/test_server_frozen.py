@@ -49,6 +49,7 @@ def test_every_wait_ends_in_time_and_all_goes_on_afterwards(server: ServerProces
         assert_conserved(report_of(server))
 
 
+@pytest.mark.slow
 def test_publishes_repeated_meanwhile_are_taken_once(server: ServerProcess) -> None:
     with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir) as collector:
         with frozen(server.child):

@@ -88,6 +88,7 @@ def test_a_server_that_goes_and_comes_again_is_shown(start_server: Callable[...,
     assert exporter.stop() == 0
 
 
+@pytest.mark.slow
 def test_it_starts_before_its_server(children: Children, run_dir: Path) -> None:
     exporter = spawn_exporter(children, "nobody", run_dir)
     exporter.wait("healthz", lambda answer: answer[0] == 503 and "nobody" in answer[1])

@@ -351,6 +351,7 @@ def test_a_new_forwarder_of_the_name_goes_on_where_the_one_that_stopped_in_good_
         again.close()
 
 
+@pytest.mark.slow
 def test_a_collector_that_attaches_to_its_forwarder_again_passes_on_nothing_twice(node: Node, sidecar: ServerProcess) -> None:
     with Collector.connect("node", run_dir=node.run_dir, schema=SCHEMA, timeout=20) as collector:
         for step in range(30):

@@ -57,6 +57,7 @@ def test_sigterm_gives_the_terminal_back(server: ServerProcess) -> None:
         assert_terminal_given_back(terminal)
 
 
+@pytest.mark.slow
 def test_it_waits_for_a_server_and_goes_on_over_a_restart(start_server: Callable[..., ServerProcess], run_dir: Path) -> None:
     with Terminal(top("phoenix", run_dir)) as terminal:
         drawn = terminal.wait_for("no server named phoenix")
