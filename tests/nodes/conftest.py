@@ -14,6 +14,8 @@ import pytest
 from support.processes import Children
 from support.servers import ServerProcess, spawn_server
 
+from replay_server.run_directory import RunDirectory
+
 _STORE_BYTES = 80 << 20
 _MODULE_S = 900.0
 
@@ -93,4 +95,6 @@ def sidecars() -> Iterator[Callable[..., ServerProcess]]:
         for server in started:
             if server.child.is_alive():
                 server.stop()
+            else:  # killed by its test: what it left is swept as its successor would
+                RunDirectory.claim(server.endpoints).release()
     shutil.rmtree(run_dir, ignore_errors=True)
