@@ -26,10 +26,10 @@ Step = Callable[[Mapping[str, Tensor]], float]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", choices=STEPS, default="numpy", help="who reads the batches (default: %(default)s)")
+    parser.add_argument("--library", dest="reader", choices=STEPS, default="numpy", help="who reads the batches (default: %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where they are (default: %(default)s)")
     options = parser.parse_args()
-    step = STEPS[options.library]()
+    step = STEPS[options.reader]()
     with (
         ReplayServer.spawn(capacity=10_000, device=options.device),
         Collector.connect(schema=SCHEMA) as collector,
@@ -42,7 +42,7 @@ def main() -> int:
         for _ in range(BATCHES):
             batch = learner.sample(BATCH_ROWS, min_committed=rows)
             errors.append(step(dlpack_fields(batch, "obs", "reward")))
-    print(f"{options.library} on {options.device}: {BATCHES} batches; sum of obs and reward differ by {max(errors):.1e} at most")
+    print(f"{options.reader} on {options.device}: {BATCHES} batches; sum of obs and reward differ by {max(errors):.1e} at most")
     return 0 if max(errors) < 1e-3 else 1
 
 
