@@ -61,6 +61,7 @@ class Engine:
         self._is_abandoned = False
         self._thread: threading.Thread | None = None
         self._wake = Wake()
+        self._begin_ns = 0  # not before then does the background thread follow the bell
 
     def open(self, timeout: float | None) -> None:
         """Attaches and starts the background thread; closes where it can't, also for a ``timeout`` that is refused."""
@@ -89,9 +90,13 @@ class Engine:
         with self._lock:
             return self.conversation.register(make, ordinal)
 
-    def wake(self) -> None:
-        """Tells the background thread that the caller changed something. Costs a microsecond; never waits."""
+    def wake(self, begin_ns: int = 0) -> None:
+        """Tells the background thread that the caller changed something, to be looked at from ``begin_ns`` on, or when a message comes.
+
+        Costs a microsecond; never waits.
+        """
         if self._thread is not None:
+            self._begin_ns = begin_ns
             self._wake.ring()
 
     def progress(self) -> None:
@@ -288,6 +293,15 @@ class Engine:
         self.connection.sleep(nap_s, also, spin_s)
         if also:
             self._wake.hush()
+            self._leave_head_start()
+
+    def _leave_head_start(self) -> None:
+        """Sleeps on where the caller has just been lent a batch, and needs the interpreter more."""
+        rest_s = (self._begin_ns - time.monotonic_ns()) / 1e9
+        if rest_s > _SHORT_NAP_S:
+            self.connection.sleep(rest_s)
+        elif rest_s > 0:
+            time.sleep(rest_s)
 
     def _raise_failure(self) -> None:
         if self._is_closed:

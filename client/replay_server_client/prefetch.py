@@ -34,6 +34,7 @@ from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.draw import Parameters
 from replay_server_client.gather import Work, make_gather
+from replay_server_client.head_start import HeadStart
 from replay_server_client.lease_requests import LeaseRequests
 from replay_server_client.place import Place
 from replay_server_client.request import Request, Seeds
@@ -67,6 +68,7 @@ class Prefetch:
     def __init__(self, engine: Engine, ordinal: int, request: Request, seeds: Seeds, prefetch: int, how: HowToRun = plain) -> None:
         self.request = request
         self.counters = Counters()
+        self.head_start = HeadStart()
         self.counted_rows = request.rows  # of each batch, as samples per insert counts
         self.exponents = (_ALPHA, _BETA)  # of the draws to come
         self.places: list[Place] = []
@@ -301,6 +303,8 @@ class Prefetch:
             self._count_late((now_ns - place.submitted_ns) / 1e6)
             return
         self._late_in_a_row = 0
+        if place.asked_ns:  # 0: it was about to be asked for again
+            self.head_start.make(now_ns - place.asked_ns)
         place.happen(BufferEvent.COMPLETE)
         if is_stale:
             place.happen(BufferEvent.STALE)

@@ -51,6 +51,7 @@ class Sampler:
         self._engine.connection.check_caller()
         if alpha is not None or beta is not None:
             self._prefetch.exponents = self._exponents(alpha, beta)
+        self._prefetch.head_start.call(time.monotonic_ns())
         self._give_back()
         if self.request.is_by_priority:
             self._look_at_refused()
@@ -132,7 +133,7 @@ class Sampler:
         batch = Batch(place.memory, place.number, (grant.tail, grant.committed))
         self._lent = batch, place
         self._prefetch.pass_turn(place)
-        self._engine.wake()
+        self._engine.wake(self._prefetch.head_start.lend(time.monotonic_ns()))
         return batch
 
     def _wait(self, min_committed: int, timeout: float | None) -> Place:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +83,26 @@ def test_waiting_for_credit_is_told_within_the_write_that_waits(start_server: Ca
     wait, *_ = spans(events, "wait for credit")
     assert is_within(wait, write)
     assert wait["dur"] > 100_000, "the second slot had to wait for the first one's copy"
+
+
+def test_the_next_batch_is_asked_for_when_the_update_has_begun_and_ready_when_it_ends(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server("--capacity", "64", "--slot-rows", "16")
+    trace = Trace("learner")
+    with (
+        Collector.connect(server.name, schema=MARKERS, lanes=LANES, run_dir=server.run_dir) as collector,
+        Learner.connect(server.name, run_dir=server.run_dir, device="cpu", trace=trace) as learner,
+    ):
+        collector.write(marker_steps(0, LANES, 0, 4))
+        for _ in range(40):
+            learner.sample(8)
+            time.sleep(0.06)  # the update
+    spans_of = {
+        name: sorted((begin, end) for begin, end, _, told, _ in trace.since(0)[0] if told == name) for name in ("boundary", "request")
+    }
+    lent = [end for _, end in spans_of["boundary"]]
+    later_ms = [(min(begin for begin, _ in spans_of["request"] if begin >= end) - end) / 1e6 for end in lent[10:-2]]
+    assert 3 <= statistics.median(later_ms) <= 20, "5 ms, and what a busy machine adds"
+    assert statistics.median(end - begin for begin, end in spans_of["boundary"][10:]) < 1e6, "it was ready when it was wanted"
 
 
 def test_a_revoked_lease_is_told(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
