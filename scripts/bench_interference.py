@@ -36,6 +36,7 @@ def main() -> None:
     rates: list[float] = []
     for _ in range(options.runs):
         run = run_once(options, kinds, collectors, slot_rows)
+        report.keep(runs=dict(run))
         rates.append(run.pop("GB/s"))
         for what, step_ms in run.items():
             found[what].append(step_ms)

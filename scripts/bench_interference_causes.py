@@ -1,12 +1,13 @@
 """Why a step launched from Python is slower beside full-rate ingest: bench_interference's step, one suspect after the other taken away.
 
-  step                    on a fixed batch, nobody else at work; so is every line below, unless it says "sample"
-  copies                  beside processes without a server that copy memory at the rate of the ingest of this run
-  ingest                  beside collectors and server, the learner idle
+  step                    on a fixed batch, nobody else at work
+  step, copies            that beside processes without a server that copy memory at the rate of this run's ingest
+  step, ingest            that beside collectors and server, the learner idle
   sample                  with a batch from the learner for each step, no ingest
-  sample, ingest          what bench_interference calls its third condition
-  sample, progress        that, the learner driven by the step's own thread: no thread of its own asks for the interpreter
-  sample, apart           that, with the thread again: this process on CPUs of its own, four of them, whole cores where siblings share one
+  sample, ingest          that beside ingest: what bench_interference calls its third condition
+  driven                  as sample, but the step's own thread calls progress(): no thread of the learner's asks for the interpreter
+  driven, ingest          that beside ingest
+  sample, ingest, apart   with the thread again, this process on CPUs of its own: four of them, whole cores where siblings share one
 The conditions take turns within each run. With ``--cpus N`` everything runs on N CPUs, so that one machine shows what more of them change.
 """
 
@@ -33,7 +34,8 @@ from replay_server_client import Batch, Collector, Learner
 from replay_server import ReplayServer
 
 STEP, COPIES, INGEST = "step", "step, copies", "step, ingest"
-SAMPLE, SAMPLE_INGEST, PROGRESS, APART = "sample", "sample, ingest", "sample, progress, ingest", "sample, ingest, apart"
+SAMPLE, SAMPLE_INGEST, APART = "sample", "sample, ingest", "sample, ingest, apart"
+DRIVEN, DRIVEN_INGEST = "driven", "driven, ingest"
 RATE = "GB/s"
 OWN_CPUS = 4
 
@@ -45,7 +47,9 @@ def main() -> None:
     report = Report(f"bench_interference_causes_{len(os.sched_getaffinity(0))}_cpus", options)
     found: dict[str, list[float]] = {}
     for _ in range(options.runs):
-        for what, figure in run_once(options).items():
+        run = run_once(options)
+        report.keep(runs=run)
+        for what, figure in run.items():
             found.setdefault(what, []).append(figure)
     rates = found.pop(RATE)
     for what, steps_ms in found.items():
@@ -79,11 +83,12 @@ def run_once(options: Options) -> dict[str, float]:
 
         look(STEP, fixed())
         look(SAMPLE, sampled(threaded, update))
+        look(DRIVEN, stepped(driven, update))
         with ingesting(server, collectors, slot_rows, options.seed):
             with rated(server, found):
                 look(INGEST, fixed())
             look(SAMPLE_INGEST, sampled(threaded, update))
-            look(PROGRESS, stepped(driven, update))
+            look(DRIVEN_INGEST, stepped(driven, update))
         with copying(collectors, slot_rows, found[RATE] / collectors):
             look(COPIES, fixed())
         own = own_cpus()

@@ -71,8 +71,7 @@ def main() -> None:
             outcome = train(make_plan(options, options.seed + run), options.arguments.target_return)
             outcomes[side].append(outcome)
             print(f"{side}, seed {outcome.seed}: return {outcome.final_return:.0f} after {outcome.wall_s:.1f} s", flush=True)
-    for side, runs in outcomes.items():
-        report.raw[side] = [asdict(outcome) for outcome in runs]
+            report.keep(**{side: asdict(outcome)})
     for group, what, unit, name in (
         ("time to return", "from the start", "s", "return_s"),
         ("time to return", "from the first update", "s", "return_after_first_update_s"),

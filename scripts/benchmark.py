@@ -1,13 +1,15 @@
 """What every benchmark of this folder shares: options, a server of its own, runs side by side, one table, one record, one plot.
 
 A benchmark measures *series*: one figure a run, several runs a side, the sides taking turns. It prints every run with median and
-interquartile range, and writes NAME.json (with commit, machine, date and versions) and NAME.png to ``--output``.
+interquartile range, and writes NAME.json (with commit, machine, date and versions) and NAME.png to ``--output``. Until it is over, what
+it has found so far is in NAME.partial.json: a run that is cut off leaves that.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -109,6 +111,7 @@ class Report:
 
     def add(self, group: str, what: str, side: str, unit: str, figures: Sequence[float]) -> None:
         self.series.append(Series(group, what, side, unit, list(figures)))
+        self.keep()
 
     def find(self, what: str, side: str = OURS) -> Series | None:
         return next((series for series in self.series if (series.what, series.side) == (what, side)), None)
@@ -128,12 +131,18 @@ class Report:
         if one and other:
             self.expect(f"{what} / {to}", one.median / other.median, at_most=at_most, at_least=at_least)
 
+    def keep(self, **raw: Any) -> None:
+        """Writes what was found so far. Each of ``raw`` is appended to the list of its name there."""
+        for name, found in raw.items():
+            self.raw.setdefault(name, []).append(found)
+        self._write(self._partial)
+
     def publish(self) -> None:
         """Prints the table and the targets, writes the record and the plot."""
         print(self.table())
-        self.options.output.mkdir(parents=True, exist_ok=True)
         path = self.options.output / f"{self.name}.json"
-        path.write_text(json.dumps(self.record(), indent=1) + "\n", "utf-8")
+        self._write(path)
+        self._partial.unlink(missing_ok=True)
         print(f"\nwritten: {path}{', ' + str(plot) if (plot := self.draw()) else ''}")
 
     def table(self) -> str:
@@ -148,6 +157,14 @@ class Report:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([*lines, "", *(target.describe() for target in self.targets)])
+
+    @property
+    def _partial(self) -> Path:
+        return self.options.output / f"{self.name}.partial.json"
+
+    def _write(self, path: Path) -> None:
+        self.options.output.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.record(), indent=1) + "\n", "utf-8")
 
     def record(self) -> dict[str, Any]:
         return {
@@ -216,6 +233,7 @@ def parse(description: str | None, extend: Callable[[argparse.ArgumentParser], o
     return Options(device, given.runs or (2 if given.quick else 5), given.quick, given.output, given.seed, given)
 
 
+@functools.cache
 def machine(device: str) -> dict[str, Any]:
     """Commit, date, hardware and versions, as far as this machine tells them."""
     found: dict[str, Any] = {
