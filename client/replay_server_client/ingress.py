@@ -21,10 +21,11 @@ from replay_server_client.deadline import Deadline
 from replay_server_client.hello import hello_of
 from replay_server_client.mailbox import MailReader
 from replay_server_client.policy_version import PolicyVersion
+from replay_server_client.publishes import REPEAT_S
 from replay_server_client.remains import Remains
 from replay_server_client.slot_plan import LaneChains
 from replay_server_client.slot_writer import SlotWriter
-from replay_server_client.slots import REPEAT_S, Counts, LentSlots
+from replay_server_client.slots import Counts, LentSlots
 
 if TYPE_CHECKING:
     from replay_server_client.device_rows import Device, DeviceSlot

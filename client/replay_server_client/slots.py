@@ -1,8 +1,8 @@
-"""The slots the server lent to one session: which are free, open, sealed or published, and which publishes are unanswered.
+"""The slots the server lent to one session: which are free, open, sealed or published. Never waits.
 
-Knows when to repeat, never waits. A slot is written again only after its credit, since only a credit makes it free. Sealed slots are
-full and handed over in order, each once its bytes are in it: at once if the host wrote them, later if a GPU copies them there. What an
-earlier session left goes first: no slot is free for new rows before all of it is published again.
+A slot is written again only after its credit, since only a credit makes it free. Sealed slots are full and handed over in order, each
+once its bytes are in it: at once if the host wrote them, later if a GPU copies them there. What an earlier session left goes first: no
+slot is free for new rows before all of it is published again.
 
 Ctrl-C, and whatever else a signal handler raises, may end a call anywhere. So each step works its outcome out first and then takes it over
 in plain assignments, between which CPython looks for no signal: no slot, row or publish is ever between two places.
@@ -23,17 +23,15 @@ from replay_server_protocol.trace import CALLING_THREAD
 
 from replay_server_client.connection import Connection
 from replay_server_client.policy_version import PolicyVersion
+from replay_server_client.publishes import Publishes
 from replay_server_client.remains import KeptPublish, Remains
 from replay_server_client.rows import RowBlock
 from replay_server_client.slot_memory import SlotMemory
 from replay_server_client.slot_plan import LaneChains, SlotPlan
-from replay_server_client.slot_writer import Filled, SlotWriter
+from replay_server_client.slot_writer import SlotWriter
 
 if TYPE_CHECKING:
     from replay_server_client.device_rows import Device, DeviceBlock, DeviceSlot
-
-REPEAT_S = 1.0
-"""A publish is repeated after so long without a credit: libzmq drops what is queued when a connection breaks."""
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class Counts:
 
 
 class LentSlots:
-    """One session's segment. ``writer`` is the open slot, if there is one; ``committed`` the newest credit's seq."""
+    """One session's segment. ``writer`` is the open slot, if there is one."""
 
     def __init__(
         self,
@@ -76,12 +74,8 @@ class LentSlots:
         self.depth = lent.depth
         self.slot_rows = lent.slot_rows
         self.writer: SlotWriter | DeviceSlot | None = None
-        self.committed = remains.committed if remains else 0
         self._lent = lent
-        self._origin, self._before = (remains.origin, remains.credited) if remains else ("", 0)  # this session's publish 1 is _before + 1
-        self._kept = remains.kept if remains else ()
         self._masked = remains.masked if remains else 0  # rows left out by a mask since the last publish
-        self._handed_over = remains.placed if remains else 0  # rows of slots before the next one, rejected ones among them
         self._policy = policy
         self._connection = connection
         self._counts = counts
@@ -90,9 +84,7 @@ class LentSlots:
         self._memory = SlotMemory(connection, lent, plan)
         self._sealed: deque[SlotWriter | DeviceSlot] = deque()
         self._states = [SlotState.FREE] * lent.depth
-        self._unanswered: deque[Publish] = deque()
-        self._number = 0
-        self._quiet_since = time.monotonic()
+        self._publishes = Publishes.of(lent, remains, time.monotonic())
         self._opened_at = 0.0
 
     @property
@@ -111,12 +103,17 @@ class LentSlots:
     @property
     def unanswered(self) -> int:
         """Publishes without a credit: also those that will be made, or made again, without another word."""
-        return len(self._unanswered) + len(self._sealed) + len(self._kept)
+        return len(self._publishes.unanswered) + len(self._sealed) + self.kept
 
     @property
     def kept(self) -> int:
         """Publishes of an earlier session that are not made again yet, for want of a free slot."""
-        return len(self._kept)
+        return len(self._publishes.kept)
+
+    @property
+    def committed(self) -> int:
+        """The newest credit's seq."""
+        return self._publishes.committed
 
     @property
     def rows_in_flight(self) -> int:
@@ -125,7 +122,7 @@ class LentSlots:
         Rows from a GPU are among them until their mask is seen, which is when their slot is handed over.
         """
         unpublished = sum(writer.rows for writer in self._sealed) + (self.writer.rows if self.writer else 0)
-        return unpublished + sum(publish.rows for publish in self._unanswered) + sum(kept.publish.rows for kept in self._kept)
+        return unpublished + self._publishes.rows
 
     @property
     def open_for_s(self) -> float:
@@ -198,106 +195,58 @@ class LentSlots:
         counts, placed = self._counts, writer.rows
         filled = writer.finish()
         left_out = placed - filled.rows - filled.rejected  # a DeviceSlot's: a SlotWriter places none
-        masked = self._masked + left_out
-        before, sealed = self._handed_over, deque(tuple(self._sealed)[1:])
+        masked, publishes, sealed = self._masked + left_out, self._publishes, deque(tuple(self._sealed)[1:])
         is_told = filled.rows > 0 or filled.rejected > 0
-        message = self._publish_of(writer.index, filled, masked) if is_told else None
+        if is_told:
+            masked, publishes = 0, publishes.with_publish(writer.index, filled, masked, self._policy.mailbox, time.monotonic())
         state = move(SLOT, self._states[writer.index], SlotEvent.PUBLISH if is_told else SlotEvent.ABANDON)
-        unanswered, now_s = deque((*self._unanswered, message)) if message is not None else self._unanswered, time.monotonic()
-        quiet_since = self._quiet_since if self._unanswered else now_s
         counts.rows_masked += left_out
         counts.rows_rejected += filled.rejected
         counts.rows_nonfinite += filled.nonfinite
         counts.publishes += is_told
-        self._handed_over = before + filled.rows + filled.rejected
         self._states[writer.index] = state
-        self._sealed, self._unanswered = sealed, unanswered
-        if message is None:
-            self._masked = masked
-            return None
-        self._number, self._masked, self._quiet_since = message.number, 0, quiet_since
-        return message
-
-    def _publish_of(self, slot: int, filled: Filled, masked: int) -> Publish:
-        field, row = filled.offender or ("", -self._handed_over)
-        number = self._number + 1
-        return Publish(
-            self._lent.session,
-            self._lent.generation,
-            number,
-            slot,
-            filled.rows,
-            masked,
-            filled.rejected,
-            filled.nonfinite,
-            filled.lanes,
-            filled.moments,
-            filled.episodes,
-            filled.versions,
-            self._policy.mailbox if filled.versions else "",
-            field,
-            self._handed_over + row,
-            *self._origin_of(number),
-        )
-
-    def _origin_of(self, number: int) -> tuple[str, int, int]:
-        """The last fields of this session's publish ``number``: origin, number there, the first there without a credit."""
-        if not self._origin:
-            return "", 0, 0
-        first = self._unanswered[0].number if self._unanswered else number
-        return self._origin, self._before + number, self._before + first
+        self._sealed, self._publishes, self._masked = sealed, publishes, masked
+        return publishes.newest if is_told else None
 
     def credit(self, credit: Credit) -> None:
         """Frees the slots of every publish up to the credit's number. An old number again changes nothing."""
-        if credit.number > self._number:
-            raise ProtocolViolation(f"credit for publish {credit.number}, but only {self._number} were published")
-        states, rows, unanswered = list(self._states), 0, deque(self._unanswered)
-        while unanswered and unanswered[0].number <= credit.number:
-            publish = unanswered.popleft()
+        before = self._publishes
+        publishes = before.with_credit(credit, time.monotonic())
+        states, rows = list(self._states), 0
+        for publish in publishes.answered_since(before):
             states[publish.slot] = move(SLOT, states[publish.slot], SlotEvent.CREDIT)
             rows += publish.rows
-        committed, now_s = max(self.committed, credit.committed), time.monotonic()
-        self._states, self._unanswered, self.committed, self._quiet_since = states, unanswered, committed, now_s
+        self._states, self._publishes = states, publishes
         self._counts.rows_committed += rows
 
     def repeat(self) -> None:
         """Sends every unanswered publish again, if a second has passed in silence; the server takes none twice."""
-        if not self._unanswered or time.monotonic() - self._quiet_since < REPEAT_S:
+        now_s = time.monotonic()
+        if not self._publishes.is_to_repeat(now_s):
             return
-        self._quiet_since = time.monotonic()
+        self._publishes = self._publishes.with_repeat(now_s)
         self._counts.repeats += 1
-        for publish in self._unanswered:
+        for publish in self._publishes.unanswered:
             self._connection.send(publish)
 
     def publish_again(self) -> None:
         """Copies what an earlier session left into the slots that are free, and publishes it."""
-        while self._kept and self.has_free:
-            first, rest = self._kept[0], self._kept[1:]
-            index, number = self._states.index(SlotState.FREE), self._number + 1
-            self._memory.copy_in(index, first.rows)
-            origin, origin_number, origin_first = self._origin_of(number)
-            message = first.publish._replace(
-                session=self._lent.session,
-                generation=self._lent.generation,
-                number=number,
-                slot=index,
-                origin=origin,
-                origin_number=origin_number,
-                origin_first=origin_first,
-            )
+        while self.kept and self.has_free:
+            index = self._states.index(SlotState.FREE)
+            self._memory.copy_in(index, self._publishes.kept[0].rows)
+            publishes = self._publishes.with_kept(index, time.monotonic())
             state = move(SLOT, move(SLOT, self._states[index], SlotEvent.OPEN), SlotEvent.PUBLISH)
-            unanswered, now_s = deque((*self._unanswered, message)), time.monotonic()
             self._states[index] = state
-            self._kept, self._unanswered, self._number, self._quiet_since = rest, unanswered, number, now_s
+            self._publishes = publishes
             self._counts.publishes_resumed += 1
-            self._connection.send(message)
+            self._connection.send(publishes.newest)
 
     def retire(self) -> Remains | None:
         """The session is lost: hands over what is written, without a word, and returns what the next one goes on from.
 
         None if it can't be resumed. Waits for what a GPU has still to copy, and raises DeviceError. ``close`` it after that.
         """
-        if not self._origin:
+        if not self._publishes.origin:
             return None
         if self.writer is not None and not self.writer.rows:
             self.abandon()
@@ -307,15 +256,15 @@ class LentSlots:
         while self._sealed and self._sealed[0].is_settled:
             self._hand_over(self._sealed[0])
         self._memory.take_cuts()
-        kept = (KeptPublish(publish, self._memory.rows(publish.slot, publish.rows)) for publish in self._unanswered)
-        through = self._unanswered[0].number - 1 if self._unanswered else self._number
+        publishes = self._publishes
+        kept = (KeptPublish(publish, self._memory.rows(publish.slot, publish.rows)) for publish in publishes.unanswered)
         return Remains(
-            self._origin,
-            self._before + through,
-            (*kept, *self._kept),
-            self.committed,
+            publishes.origin,
+            publishes.credited,
+            (*kept, *publishes.kept),
+            publishes.committed,
             self._masked,
-            self._handed_over,
+            publishes.placed,
             self._sums,
             self._lent,
         )

@@ -36,7 +36,7 @@ def test_rows_arrive_once_and_in_order_over_a_wire_that_loses_publishes_and_cred
             lost["credit"] += 1
         return message
 
-    for module in ("slots", "ingress"):
+    for module in ("publishes", "ingress"):
         monkeypatch.setattr(f"replay_server_client.{module}.REPEAT_S", REPEAT_S)
     with Collector.connect(server.name, schema=MARKERS, run_dir=server.run_dir, timeout=30) as collector:
         monkeypatch.setattr(Connection, "send", lossy_send)

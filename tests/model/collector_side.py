@@ -1,4 +1,4 @@
-"""A collector's steps, after ``ingress.py`` and ``slots.py`` of the client."""
+"""A collector's steps, after ``ingress.py``, ``slots.py`` and ``publishes.py`` of the client."""
 
 from __future__ import annotations
 
