@@ -46,10 +46,10 @@ from replay_server_protocol.trace import Trace
 
 from replay_server_client.deadline import Deadline
 from replay_server_client.live_trace import LiveTrace
+from replay_server_client.server_watch import ServerWatch
 from replay_server_client.silence import SilenceLog, why_nobody_answers, why_silent
 
 _HELLO_AGAIN_S = 1.0
-_LOOK_EVERY_S = 0.01
 _DESCRIPTORS = 16
 _THREADS = 2
 _FOLLOWS_ITS_MEMORY_S = 0.25
@@ -81,8 +81,7 @@ class Connection:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._socket_fd: int | None = None
-        self._server_pidfd: int | None = None
-        self._look_again_s = 0.0
+        self._server = ServerWatch()
         self._waiting_thread = 0
 
     @property
@@ -101,6 +100,10 @@ class Connection:
     @property
     def is_attached(self) -> bool:
         return self.welcome is not None
+
+    def has_server_ended(self) -> bool:
+        """Whether the server's process is known to be gone, without reading the socket; a microsecond."""
+        return self._server.has_ended()
 
     def why_silent(self) -> str:
         """What can be seen of a server that does not answer, for the text of an error."""
@@ -159,7 +162,7 @@ class Connection:
                 "leases can't be timed across time namespaces or virtual machines; run both under one kernel clock"
             )
         self.welcome = answer
-        self._watch_server(answer)
+        self._server.watch(ProcessIdentity(answer.pid, answer.start_ticks))
         return answer
 
     def send(self, message: ClientMessage) -> None:
@@ -181,7 +184,7 @@ class Connection:
             try:
                 packed = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                if self._server_has_died():
+                if self._server.is_seen_ended():
                     raise self._lost(f"server {self.endpoints.name!r} (pid {self._welcomed().pid}) ended without a word") from None
                 return None
             except zmq.ZMQError as error:  # closed by a call that a signal handler ended in the middle of leaving a lost server
@@ -221,7 +224,7 @@ class Connection:
         except ServerGone:
             raise
         except ReplayError as error:
-            if not self._has_server_ended(_FOLLOWS_ITS_MEMORY_S):
+            if not self._server.has_ended(_FOLLOWS_ITS_MEMORY_S):
                 raise
             raise self._lost(f"server {self.endpoints.name!r} has ended, and the memory it told of went with it") from error
 
@@ -232,7 +235,7 @@ class Connection:
         other threads run.
         """
         poll = select.poll()
-        for fd in (self._socket_fd, self._server_pidfd, *also):
+        for fd in (self._socket_fd, self._server.pidfd, *also):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         left_s = min(timeout_s, _LONGEST_SLEEP_S)
@@ -243,15 +246,13 @@ class Connection:
                 break
             time.sleep(0)
         poll.poll(left_s * 1000)
-        self._look_again_s = 0.0
+        self._server.look_at_once()
 
     def detach(self) -> None:
         """Forgets the session and closes its socket, without a word."""
         self._forget_trace()
         self.welcome = self._socket_fd = None
-        pidfd, self._server_pidfd = self._server_pidfd, None  # before it is closed: its number may be another's at once
-        if pidfd is not None:
-            os.close(pidfd)
+        self._server.forget()
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
@@ -307,38 +308,6 @@ class Connection:
             if deadline.has_passed:
                 self.detach()
                 raise ServerGone(why_nobody_answers(self.endpoints, deadline.elapsed_s))
-
-    def _watch_server(self, welcome: Welcome) -> None:
-        if not hasattr(os, "pidfd_open"):
-            return
-        server = ProcessIdentity(welcome.pid, welcome.start_ticks)
-        try:
-            pidfd = os.pidfd_open(welcome.pid)
-        except OSError:
-            return  # another PID namespace: silence is all there is to see
-        if server.start_ticks and ProcessIdentity.of(welcome.pid) == server:
-            self._server_pidfd = pidfd
-        else:
-            os.close(pidfd)
-
-    def has_server_ended(self) -> bool:
-        """Whether the server's process is known to be gone, without reading the socket; a microsecond."""
-        return self._has_server_ended(0.0)
-
-    def _server_has_died(self) -> bool:
-        """Asked after every read, so it looks only now and then, and at once after a sleep."""
-        now_s = time.monotonic()
-        if self._server_pidfd is None or now_s < self._look_again_s:
-            return False
-        self._look_again_s = now_s + _LOOK_EVERY_S
-        return self._has_server_ended(0.0)
-
-    def _has_server_ended(self, within_s: float) -> bool:
-        if self._server_pidfd is None:
-            return False
-        poll = select.poll()  # select() takes no descriptor above 1023
-        poll.register(self._server_pidfd, select.POLLIN)
-        return bool(poll.poll(within_s * 1000))
 
     def _take_trace(self, message: TraceOn | TraceOff) -> None:
         traced = self._live.take(message)
