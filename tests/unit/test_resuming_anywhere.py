@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import signal
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay_server_client import Collector, ReplayTimeout, ServerGone, ingress
+from replay_server_client import Collector, ReplayTimeout, ServerGone, ingress, publishes, slots
 from support.fake_server import FakeServer
+from support.interrupts import ended_at
+from support.rarely import rarely
 from support.resumed import LANES, SCHEMA, Ring, rows
 
 
@@ -77,6 +80,7 @@ def test_rows_chains_and_sums_are_those_of_a_collector_whose_server_was_never_lo
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it came inside a finalizer, where Python swallows it
 def test_a_signal_that_ends_a_call_anywhere_loses_no_row_that_was_taken_and_none_is_there_twice(run_dir: Path) -> None:
     """A descriptor that was made and not kept may be left, one a signal: it is not looked for here."""
     rng, at, interrupts = random.Random(2), 0, 0
@@ -114,6 +118,35 @@ def test_a_signal_that_ends_a_call_anywhere_loses_no_row_that_was_taken_and_none
     assert interrupts > 10
     assert ring.rewards == sorted(set(ring.rewards))
     assert len(ring.rewards) == statistics.rows_written == statistics.rows_committed
+    assert statistics.rows_lost == 0
+
+
+@pytest.mark.parametrize("stride", [17, *rarely(1)])
+def test_a_write_that_is_ended_at_any_place_loses_no_row_that_was_taken_and_none_is_there_twice(run_dir: Path, stride: int) -> None:
+    """It finds the server lost. What is told of rows that a mask left out is told once, too."""
+    with (
+        FakeServer(run_dir, slot_rows=4, depth=3, resumes=True) as server,
+        Collector.connect(server.name, schema=SCHEMA, run_dir=run_dir, lanes=LANES, timeout=5.0) as collector,
+    ):
+        for place in itertools.count(0, stride):
+            server.holds_credits = True
+            collector.write(rows(20 * place, 10))  # two slots, and a part of the third
+            server.restart()
+            server.hold_no_more()
+            write = functools.partial(collector.write, rows(20 * place + 10, 8), mask=np.arange(8) % 4 != 0)
+            is_ended = ended_at(place, write, slots, publishes)
+            collector.flush()
+            lent = collector._ingress.slots
+            assert lent is not None
+            assert lent.free_slots + (lent.writer is not None) == server.depth, "an open slot may be left, without rows"
+            if not is_ended:
+                break
+        statistics, ring = collector.statistics(), Ring.of(server)
+    assert place > 100
+    assert ring.rewards == sorted(set(ring.rewards))
+    assert {20 * each + row for each in range(0, place + 1, stride) for row in range(10)} < set(ring.rewards)
+    assert len(ring.rewards) == statistics.rows_written == statistics.rows_committed
+    assert sum(taken.message.masked for taken in ring.taken) == statistics.rows_masked
     assert statistics.rows_lost == 0
 
 
