@@ -61,7 +61,6 @@ class Engine:
         self._is_abandoned = False
         self._thread: threading.Thread | None = None
         self._wake = Wake()
-        self._begin_ns = 0  # not before then does the background thread follow the bell
 
     def open(self, timeout: float | None) -> None:
         """Attaches and starts the background thread; closes where it can't, also for a ``timeout`` that is refused."""
@@ -96,8 +95,7 @@ class Engine:
         Costs a microsecond; never waits.
         """
         if self._thread is not None:
-            self._begin_ns = begin_ns
-            self._wake.ring()
+            self._wake.ring(begin_ns)
 
     def progress(self) -> None:
         """Advances without waiting; what is granted of a ring in host memory is gathered here.
@@ -296,10 +294,10 @@ class Engine:
             self._leave_head_start()
 
     def _leave_head_start(self) -> None:
-        """Sleeps on where the caller has just been lent a batch, and needs the interpreter more."""
-        rest_s = (self._begin_ns - time.monotonic_ns()) / 1e9
+        """Sleeps on where the caller has just been lent a batch, and needs the interpreter more; not longer than that, which a poll would."""
+        rest_s = (self._wake.begin_ns - time.monotonic_ns()) / 1e9
         if rest_s > _SHORT_NAP_S:
-            self.connection.sleep(rest_s)
+            self.connection.sleep(int(rest_s * 1000) / 1000, (self._wake.fd,))
         elif rest_s > 0:
             time.sleep(rest_s)
 

@@ -6,31 +6,39 @@ that the thread takes is one that the device stands still. Some milliseconds lat
 
 from __future__ import annotations
 
+from collections import deque
+
 _MOST_NS = 5_000_000
 _SHARE = 2  # of a tick, at most one part of so many
 _TIMES_READY = 3  # so many times what a batch takes to get ready stay of the tick
-_SLOWLY = 8  # figures that would make it longer come in by one part of so many
+_LATELY = 8  # of so many ticks the shortest counts, and of so many batches the one that took longest
 
 
 class HeadStart:
-    """Of one request. A tick is the time from a batch lent to the next call: the shortest counts lately; of getting ready the longest."""
+    """Of one request. A tick is the time from a batch lent to the next call; before enough of them are known there is no head start.
+
+    ``make`` is called by whoever drives the conversation, the rest by the caller's thread.
+    """
 
     def __init__(self) -> None:
         self._lent_ns = 0
-        self._tick_ns = 0
-        self._ready_ns = 0
+        self._ticks_ns = deque([0] * _LATELY, _LATELY)
+        self._made_ns = deque([0] * _LATELY, _LATELY)
+        self._ready_ns = 0  # the longest of them, told between the threads in one piece
 
     def call(self, now_ns: int) -> None:
-        """The caller wants the next batch."""
+        """The caller wants the next batch. Again, without one in between, after a call that raised: that is no tick."""
         if self._lent_ns:
-            tick_ns = now_ns - self._lent_ns
-            self._tick_ns = min(tick_ns, self._tick_ns + (tick_ns - self._tick_ns) // _SLOWLY)
+            self._ticks_ns.append(now_ns - self._lent_ns)
+            self._lent_ns = 0
 
     def make(self, duration_ns: int) -> None:
         """A batch was ready so long after it was asked for."""
-        self._ready_ns = max(duration_ns, self._ready_ns + (duration_ns - self._ready_ns) // _SLOWLY)
+        self._made_ns.append(duration_ns)
+        self._ready_ns = max(self._made_ns)
 
     def lend(self, now_ns: int) -> int:
         """A batch is lent: when the thread may ask for the next one. No later than in 5 ms, and ``now_ns`` where that would be late."""
         self._lent_ns = now_ns
-        return now_ns + max(0, min(self._tick_ns // _SHARE, self._tick_ns - _TIMES_READY * self._ready_ns, _MOST_NS))
+        tick_ns = min(self._ticks_ns)
+        return now_ns + max(0, min(tick_ns // _SHARE, tick_ns - _TIMES_READY * self._ready_ns, _MOST_NS))

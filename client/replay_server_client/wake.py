@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 
 class Wake:
@@ -11,6 +12,9 @@ class Wake:
 
     Who is about to sleep calls ``listen``, then looks whether there is something to do, then sleeps; who rings has made the change before.
     In this order no change is slept over, and a bell that nobody would hear costs no system call.
+
+    A bell may be rung for later: until ``begin_ns``, the earliest time still to come, who was woken may rest, on the same ``fd``. A bell
+    for a time before that ends the rest.
     """
 
     def __init__(self) -> None:
@@ -18,12 +22,16 @@ class Wake:
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
         self._is_heard = False
+        self.begin_ns = 0
 
     def listen(self) -> None:
         self._is_heard = True
 
-    def ring(self) -> None:
-        if self._is_heard:
+    def ring(self, begin_ns: int = 0) -> None:
+        is_rest, is_sooner = time.monotonic_ns() < self.begin_ns, begin_ns < self.begin_ns
+        if is_sooner or not is_rest:
+            self.begin_ns = begin_ns
+        if self._is_heard or (is_rest and is_sooner):
             self._is_heard = False  # it rings until it is hushed
             with contextlib.suppress(BlockingIOError):
                 os.write(self._write, b"!")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+from replay_server_client.engine import Engine
 from replay_server_client.head_start import HeadStart
+from support.clock import FakeClock
+from support.granting import GrantingConnection
 
 MS = 1_000_000
 
@@ -49,16 +55,51 @@ def test_a_loop_that_only_samples_has_no_rest() -> None:
     assert rest_ns(start, now_ns) == 0
 
 
-def test_one_short_tick_counts_at_once_and_long_ones_come_in_slowly() -> None:
+def test_the_shortest_of_the_last_eight_ticks_counts() -> None:
     start, now_ns = settled(8 * MS, 0)
-    start.lend(now_ns)
-    start.call(now_ns + MS)
-    assert rest_ns(start, now_ns + MS) == MS // 2
-    start.call(now_ns + 9 * MS)
-    assert MS // 2 < rest_ns(start, now_ns + 9 * MS) < MS
+    for tick_ns, rest_of_then_ns in [(MS, 4 * MS), *[(8 * MS, MS // 2)] * 8]:
+        assert rest_ns(start, now_ns) == rest_of_then_ns
+        now_ns += tick_ns
+        start.call(now_ns)
+    assert rest_ns(start, now_ns) == 4 * MS
 
 
-def test_one_batch_that_took_long_counts_at_once() -> None:
+def test_a_long_tick_among_short_ones_makes_no_longer_rest() -> None:
+    start, now_ns = HeadStart(), 1
+    rests_ns = []
+    for _ in range(20):
+        for tick_ns in (MS, 50 * MS):
+            rests_ns.append(rest_ns(start, now_ns))
+            now_ns += tick_ns
+            start.call(now_ns)
+    assert max(rests_ns) == MS // 2
+
+
+def test_calls_that_had_no_batch_count_for_nothing() -> None:
+    start, now_ns = settled(2 * MS, 0)
+    for _ in range(8):
+        start.call(now_ns := now_ns + 1000 * MS)
+    assert rest_ns(start, now_ns) == MS
+
+
+def test_one_batch_that_took_long_counts_for_eight() -> None:
     start, now_ns = settled(8 * MS, MS // 2)
     start.make(100 * MS)
-    assert rest_ns(start, now_ns) == 0
+    for _ in range(7):
+        assert rest_ns(start, now_ns) == 0
+        start.make(MS // 2)
+    start.make(MS // 2)
+    assert rest_ns(start, now_ns) > 0
+
+
+@pytest.mark.parametrize(("left_ms", "slept_s"), [(5.0, 0.005), (2.99, 0.002), (1.01, 0.001), (0.0, None)])
+def test_the_rest_is_never_longer_and_ends_with_the_bell(monkeypatch: pytest.MonkeyPatch, left_ms: float, slept_s: float | None) -> None:
+    connection = GrantingConnection(FakeClock())
+    engine = Engine(connection, "cpu", None)
+    slept: list[tuple[float, tuple[int, ...]]] = []
+    monkeypatch.setattr(connection, "sleep", lambda rest_s, also=(): slept.append((rest_s, tuple(also))))
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 1000 * MS)
+    engine._wake.ring(1000 * MS + round(left_ms * MS))
+    engine._leave_head_start()
+    assert slept == ([] if slept_s is None else [(slept_s, (engine._wake.fd,))])
+    engine.close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import time
 
 import pytest
 from replay_server_client.wake import Wake
+
+HOUR_NS = 3_600_000_000_000
 
 
 def rings(wake: Wake) -> bool:
@@ -32,4 +35,41 @@ def test_who_rings_often_writes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         wake.ring()
     assert len(written) == 1
+    wake.close()
+
+
+def test_a_bell_for_later_is_heard_as_any_other() -> None:
+    wake = Wake()
+    wake.listen()
+    wake.ring(time.monotonic_ns() + HOUR_NS)
+    assert rings(wake)
+    wake.close()
+
+
+@pytest.mark.parametrize("sooner_ns", [0, HOUR_NS], ids=["now", "in an hour"])
+def test_a_bell_for_sooner_ends_the_rest(sooner_ns: int) -> None:
+    wake, now_ns = Wake(), time.monotonic_ns()
+    wake.ring(now_ns + 2 * HOUR_NS)
+    begin_ns = now_ns + sooner_ns if sooner_ns else 0
+    wake.ring(begin_ns)
+    assert rings(wake)
+    assert wake.begin_ns == begin_ns
+    wake.close()
+
+
+def test_a_bell_for_later_than_the_rest_changes_nothing() -> None:
+    wake, begin_ns = Wake(), time.monotonic_ns() + HOUR_NS
+    wake.ring(begin_ns)
+    wake.ring(begin_ns + HOUR_NS)
+    assert not rings(wake)
+    assert wake.begin_ns == begin_ns
+    wake.close()
+
+
+def test_a_rest_that_is_over_is_followed_by_the_next() -> None:
+    wake = Wake()
+    wake.ring(time.monotonic_ns())
+    later_ns = time.monotonic_ns() + HOUR_NS
+    wake.ring(later_ns)
+    assert wake.begin_ns == later_ns
     wake.close()
