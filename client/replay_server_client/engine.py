@@ -294,7 +294,7 @@ class Engine:
             self._leave_head_start()
 
     def _leave_head_start(self) -> None:
-        """Sleeps on where the caller has just been lent a batch, and needs the interpreter more; not longer than that, which a poll would."""
+        """Sleeps on where the caller has just been lent a batch, and needs the interpreter more; never longer: a poll rounds up."""
         rest_s = (self._wake.begin_ns - time.monotonic_ns()) / 1e9
         if rest_s > _SHORT_NAP_S:
             self.connection.sleep(int(rest_s * 1000) / 1000, (self._wake.fd,))
