@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -95,11 +96,10 @@ def test_one_batch_that_took_long_counts_for_eight() -> None:
 @pytest.mark.parametrize(("left_ms", "slept_s"), [(5.0, 0.005), (2.99, 0.002), (1.01, 0.001), (0.0, None)])
 def test_the_rest_is_never_longer_and_ends_with_the_bell(monkeypatch: pytest.MonkeyPatch, left_ms: float, slept_s: float | None) -> None:
     connection = GrantingConnection(FakeClock())
-    engine = Engine(connection, "cpu", None)
     slept: list[tuple[float, tuple[int, ...]]] = []
     monkeypatch.setattr(connection, "sleep", lambda rest_s, also=(): slept.append((rest_s, tuple(also))))
     monkeypatch.setattr(time, "monotonic_ns", lambda: 1000 * MS)
-    engine._wake.ring(1000 * MS + round(left_ms * MS))
-    engine._leave_head_start()
-    assert slept == ([] if slept_s is None else [(slept_s, (engine._wake.fd,))])
-    engine.close()
+    with contextlib.closing(Engine(connection, "cpu", None)) as engine:
+        engine._wake.ring(1000 * MS + round(left_ms * MS))
+        engine._leave_head_start()
+        assert slept == ([] if slept_s is None else [(slept_s, (engine._wake.fd,))])
