@@ -17,7 +17,7 @@ _LATELY = 8  # of so many ticks the shortest counts, and of so many batches the 
 class HeadStart:
     """Of one request. A tick is the time from a batch lent to the next call; before enough of them are known there is no head start.
 
-    ``make`` is called by whoever drives the conversation, the rest by the caller's thread.
+    ``got_ready`` is called by whoever drives the conversation, the rest by the caller's thread.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class HeadStart:
             self._ticks_ns.append(now_ns - self._lent_ns)
             self._lent_ns = 0
 
-    def make(self, duration_ns: int) -> None:
+    def got_ready(self, duration_ns: int) -> None:
         """A batch was ready so long after it was asked for."""
         self._made_ns.append(duration_ns)
         self._ready_ns = max(self._made_ns)

@@ -304,7 +304,7 @@ class Prefetch:
             return
         self._late_in_a_row = 0
         if place.asked_ns:  # 0: it was about to be asked for again
-            self.head_start.make(now_ns - place.asked_ns)
+            self.head_start.got_ready(now_ns - place.asked_ns)
         place.happen(BufferEvent.COMPLETE)
         if is_stale:
             place.happen(BufferEvent.STALE)

@@ -20,7 +20,7 @@ def settled(tick_ns: int, ready_ns: int) -> tuple[HeadStart, int]:
     for _ in range(100):
         start.call(now_ns)
         start.lend(now_ns)
-        start.make(ready_ns)
+        start.got_ready(ready_ns)
         now_ns += tick_ns
     start.call(now_ns)
     return start, now_ns
@@ -85,11 +85,11 @@ def test_calls_that_had_no_batch_count_for_nothing() -> None:
 
 def test_one_batch_that_took_long_counts_for_eight() -> None:
     start, now_ns = settled(8 * MS, MS // 2)
-    start.make(100 * MS)
+    start.got_ready(100 * MS)
     for _ in range(7):
         assert rest_ns(start, now_ns) == 0
-        start.make(MS // 2)
-    start.make(MS // 2)
+        start.got_ready(MS // 2)
+    start.got_ready(MS // 2)
     assert rest_ns(start, now_ns) > 0
 
 
