@@ -40,7 +40,10 @@ class Traced:
 
 
 class Admin:
-    """Sends verbs to a running server; each waits for the server's answer."""
+    """Sends verbs to a running server; each waits for the server's answer.
+
+    For one thread at a time: another one that calls meanwhile is refused by InvalidRequest, and in a forked child all are by ForkedClient.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -49,7 +52,7 @@ class Admin:
     @classmethod
     def connect(cls, name: str | None = None, *, run_dir: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> Self:
         """Opens a session; raises ServerGone if no server answers within ``timeout`` seconds."""
-        return cls(attached(name, run_dir, partial(hello_of, "admin", ""), timeout))
+        return cls(attached(name, run_dir, partial(hello_of, "admin", ""), timeout, "admin"))
 
     def set(self, key: str, value: str, *, timeout: float = 5.0) -> None:
         """Changes ``samples-per-insert`` (a number or "none") or ``tolerance``; raises InvalidRequest for anything else."""
@@ -99,6 +102,8 @@ class Admin:
         return found
 
     def close(self) -> None:
+        """Says BYE. Safe to call twice; in a forked child it does nothing."""
+        self._connection.turn.check()
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -110,15 +115,16 @@ class Admin:
     def _ask(self, verb: Verb, key: str, value: str, timeout: float, take: Callable[[ServerMessage], None] | None = None) -> None:
         deadline = Deadline(timeout)
         connection = self._connection
-        self._number += 1
-        connection.send(messages.Admin(connection.session, connection.generation, self._number, verb, key, value))
-        while True:
-            answer = connection.receive(deadline.remaining_s)
-            if isinstance(answer, Done) and answer.number == self._number:
-                return
-            if isinstance(answer, Refused):
-                raise error_of(answer)
-            if answer is not None and take is not None:
-                take(answer)
-            if deadline.has_passed:
-                raise ReplayTimeout(f"no answer to {verb} within {timeout:g} s: {connection.why_silent()}")
+        with connection.calling():
+            self._number += 1
+            connection.send(messages.Admin(connection.session, connection.generation, self._number, verb, key, value))
+            while True:
+                answer = connection.receive(deadline.remaining_s)
+                if isinstance(answer, Done) and answer.number == self._number:
+                    return
+                if isinstance(answer, Refused):
+                    raise error_of(answer)
+                if answer is not None and take is not None:
+                    take(answer)
+                if deadline.has_passed:
+                    raise ReplayTimeout(f"no answer to {verb} within {timeout:g} s: {connection.why_silent()}")

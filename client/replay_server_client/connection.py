@@ -10,9 +10,9 @@ import contextlib
 import os
 import secrets
 import select
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 
 import zmq
 from replay_server_protocol import errors
@@ -22,7 +22,6 @@ from replay_server_protocol.errors import (
     AttachRefused,
     BudgetExceeded,
     ForkedClient,
-    InvalidRequest,
     ReplayError,
     ServerClosing,
     ServerGone,
@@ -48,6 +47,7 @@ from replay_server_client.deadline import Deadline
 from replay_server_client.live_trace import LiveTrace
 from replay_server_client.server_watch import ServerWatch
 from replay_server_client.silence import SilenceLog, why_nobody_answers, why_silent
+from replay_server_client.turn import Turn
 
 _HELLO_AGAIN_S = 1.0
 _DESCRIPTORS = 16
@@ -71,7 +71,7 @@ class Connection:
         self.endpoints = endpoints
         self.welcome: Welcome | None = None
         self.trace = trace
-        self._who = process
+        self.turn = Turn(process)
         self.silence = SilenceLog(process)
         self._live = LiveTrace(trace, process, endpoints.run_dir)
         check_descriptors()
@@ -82,7 +82,6 @@ class Connection:
         self._socket: zmq.Socket[bytes] | None = None
         self._socket_fd: int | None = None
         self._server = ServerWatch()
-        self._waiting_thread = 0
 
     @property
     def session(self) -> int:
@@ -120,22 +119,16 @@ class Connection:
     def check_caller(self) -> None:
         """As ``check_process``. Raises InvalidRequest while another thread waits in this client: sockets and slots belong to one."""
         self.check_process()
-        waiting = self._waiting_thread
-        if waiting and waiting != threading.get_ident():
-            name = next((thread.name for thread in threading.enumerate() if thread.ident == waiting), str(waiting))
-            raise InvalidRequest(
-                f"thread {threading.current_thread().name!r} calls {self._who} while thread {name!r} waits in it: a client is "
-                "for one thread at a time; connect another one here, or call in turn"
-            )
+        self.turn.check()
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The calling thread waits in this client; ``check_caller`` refuses others. One wait may lie in another."""
-        before, self._waiting_thread = self._waiting_thread, threading.get_ident()
-        try:
-            yield
-        finally:
-            self._waiting_thread = before
+    def waiting(self) -> AbstractContextManager[None]:
+        """The calling thread waits in this client in the block; ``check_caller`` refuses others."""
+        return self.turn.taken()
+
+    def calling(self) -> AbstractContextManager[None]:
+        """``check_caller`` before a block that is one call as a whole, whatever lies between its waits."""
+        self.check_process()
+        return self.turn.taken()
 
     def attach(self, deadline: Deadline) -> Welcome:
         """Opens a session. Waits for a server until the deadline.

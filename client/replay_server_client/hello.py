@@ -45,10 +45,10 @@ def hello_of(
 
 
 def attached(
-    server: str | None, run_dir: str | os.PathLike[str] | None, hello: Callable[[int], Hello], timeout: float | None
+    server: str | None, run_dir: str | os.PathLike[str] | None, hello: Callable[[int], Hello], timeout: float | None, process: str
 ) -> Connection:
-    """A connection with a session. Raises what ``Connection.attach`` raises, and nothing is left open then."""
-    connection = Connection(Endpoints.resolve(server, run_dir), hello)
+    """A connection with a session; texts call it ``process``. Raises what ``Connection.attach`` raises, and nothing is left open then."""
+    connection = Connection(Endpoints.resolve(server, run_dir), hello, process=process)
     try:
         connection.attach(Deadline(timeout))
     except BaseException:

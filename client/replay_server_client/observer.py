@@ -29,7 +29,7 @@ _ASK_AGAIN_S = 1.0
 
 
 class Observer:
-    """Looks at the window of a running server. For one thread at a time.
+    """Looks at the window of a running server. For one thread at a time: another one that calls meanwhile is refused by InvalidRequest.
 
     Rows are copied under leases that last for one copy of a few megabytes. A lost server is attached to again by the next call.
     """
@@ -56,7 +56,7 @@ class Observer:
         check_name(name, "observer name")
         if run_id is not None:
             check_name(run_id, "run_id")
-        return cls(attached(server, run_dir, partial(hello_of, "observer", name, run_id=run_id), timeout))
+        return cls(attached(server, run_dir, partial(hello_of, "observer", name, run_id=run_id), timeout, f"observer {name}"))
 
     def schema(self, timeout: float | None = 5.0) -> Schema:
         """The ring's schema. Waits for the ring."""
@@ -68,7 +68,8 @@ class Observer:
 
     def window(self, timeout: float | None = 5.0) -> tuple[int, int]:
         """(tail, committed): the seqs that can be looked at now."""
-        return look.window(self._leases, Deadline(timeout))
+        with self._connection.calling():
+            return look.window(self._leases, Deadline(timeout))
 
     def read(
         self,
@@ -85,12 +86,14 @@ class Observer:
         Rows overwritten before their turn to be copied are left out and named in ``overtaken``. Raises InvalidRequest naming the seqs
         that are not in the window, ReplayTimeout, ServerGone.
         """
-        return look_at(self._leases, newest, seqs, episode_of, fields, Deadline(timeout))
+        with self._connection.calling():
+            return look_at(self._leases, newest, seqs, episode_of, fields, Deadline(timeout))
 
     def chunks(self, rows: int | None = None, *, seqs: Selection | None = None, timeout: float | None = None) -> Iterator[CopiedRows]:
         """The whole window as it is now (or ``seqs``), oldest row first, at most ``rows`` rows at a time, as the ring holds them.
 
-        A chunk's arrays are views of the one bounce buffer, valid until the next chunk. Rows overtaken by ingest are named in each.
+        A chunk's arrays are views of the one bounce buffer, valid until the next chunk or other call. Rows overtaken by ingest are named in
+        each.
         """
         if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
             raise InvalidRequest(f"rows={shown(rows)}: rows of a chunk, at least 1")
@@ -108,7 +111,8 @@ class Observer:
         return self._leases.capture(Deadline(timeout))
 
     def close(self) -> None:
-        """Unmaps the ring and says BYE. Safe to call twice."""
+        """Unmaps the ring and says BYE. Safe to call twice. Raises InvalidRequest while another thread is in a call, and stays as it is."""
+        self._connection.turn.check()
         self._observed.let_go()
         self._connection.close()
 
@@ -149,13 +153,13 @@ class _Leases:
         self._number = 0
 
     def ring(self, deadline: Deadline) -> Ring:
-        self._connection.check_process()
         try:
-            while (ring := self._observed.ring) is None:
-                if not self._connection.is_attached:
-                    self._connection.attach(deadline)
-                if self._receive(min(deadline.remaining_s, _ASK_AGAIN_S)) is None and deadline.has_passed:
-                    raise ReplayTimeout(f"there is no ring to look at after {deadline.elapsed_s:.2f} s: {self._reason()}")
+            with self._connection.calling():
+                while (ring := self._observed.ring) is None:
+                    if not self._connection.is_attached:
+                        self._connection.attach(deadline)
+                    if self._receive(min(deadline.remaining_s, _ASK_AGAIN_S)) is None and deadline.has_passed:
+                        raise ReplayTimeout(f"there is no ring to look at after {deadline.elapsed_s:.2f} s: {self._reason()}")
         except ReplayError:
             raise
         except BaseException:  # Ctrl-C, perhaps between a message about the ring and what it asks for: the next call begins anew
@@ -165,6 +169,14 @@ class _Leases:
         return ring
 
     def under_lease(self, work: Callable[[Grant, Bounce], T], deadline: Deadline) -> T | None:
+        with self._connection.calling():
+            return self._under_lease(work, deadline)
+
+    def capture(self, deadline: Deadline) -> Captured:
+        with self._connection.calling():
+            return self._capture(deadline)
+
+    def _under_lease(self, work: Callable[[Grant, Bounce], T], deadline: Deadline) -> T | None:
         self.ring(deadline)
         grant = self._granted(deadline)
         bounce = self._observed.bounce
@@ -178,7 +190,7 @@ class _Leases:
                 self._asking.release(grant, is_used=True)
         return done if is_in_time else None
 
-    def capture(self, deadline: Deadline) -> Captured:
+    def _capture(self, deadline: Deadline) -> Captured:
         generation = self.ring(deadline).at.generation
         self._number += 1
         connection = self._connection

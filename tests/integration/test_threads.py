@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from replay_server_client import Collector, InvalidRequest, Learner, Schema, ServerGone
+from replay_server_client import Collector, InvalidRequest, Learner, Observer, Schema, ServerGone
+from replay_server_client.admin import Admin
+from replay_server_client.look import CopiedRows
+from replay_server_client.turn import Turn
 from support.freeze import frozen
 from support.processes import Children
 from support.servers import ServerProcess, spawn_server
@@ -25,10 +30,19 @@ def second_thread() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def wait_until_it_waits(client: Collector | Learner) -> None:
-    connection = client._ingress.connection if isinstance(client, Collector) else client._engine.connection
-    end_s = time.monotonic() + WITHIN_S
-    while not connection._waiting_thread:
+def turn_of(client: Collector | Learner | Observer | Admin) -> Turn:
+    match client:
+        case Collector():
+            return client._ingress.connection.turn
+        case Learner():
+            return client._engine.connection.turn
+        case _:
+            return client._connection.turn
+
+
+def wait_until_it_waits(client: Collector | Learner | Observer | Admin) -> None:
+    turn, end_s = turn_of(client), time.monotonic() + WITHIN_S
+    while not turn.is_taken:
         assert time.monotonic() < end_s
         time.sleep(0.001)
 
@@ -55,6 +69,75 @@ def test_a_learner_in_which_another_thread_waits_refuses_calls(
         collector.flush()
         assert waiting.result(WITHIN_S) == 4
         assert len(learner.sample(4)) == 4  # in turn, from this thread
+
+
+def test_an_observer_in_which_another_thread_waits_refuses_calls(
+    start_server: Callable[..., ServerProcess], second_thread: ThreadPoolExecutor
+) -> None:
+    server = start_server("--capacity", "100", "--slot-rows", "8")
+    with (
+        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
+        Observer.connect(server.name, run_dir=server.run_dir, name="olga") as observer,
+    ):
+        collector.write(ROWS)
+        collector.flush()
+        chunks = observer.chunks(4)
+        next(chunks)
+        with frozen(server.child):
+            waiting = second_thread.submit(lambda: observer.read(newest=8, timeout=WITHIN_S)["mark"].tolist())
+            wait_until_it_waits(observer)
+            calls = (observer.window, lambda: observer.read(newest=1), observer.schema, observer.capture, lambda: next(chunks))
+            for call in (*calls, observer.close):
+                refused("observer olga", call)
+        assert waiting.result(WITHIN_S) == list(range(8))
+        assert observer.window() == (0, 8)  # in turn, from this thread
+
+
+def test_a_read_of_an_observer_is_one_call_also_while_rows_are_copied(
+    start_server: Callable[..., ServerProcess], second_thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server("--capacity", "100", "--slot-rows", "8")
+    with (
+        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
+        Observer.connect(server.name, run_dir=server.run_dir, name="olga") as observer,
+    ):
+        collector.write(ROWS)
+        collector.flush()
+        copying, may_go_on, fields = threading.Event(), threading.Event(), CopiedRows.fields
+
+        def slow_fields(chunk: CopiedRows, names: Sequence[str] | None) -> dict[str, npt.NDArray[np.generic]]:
+            copying.set()
+            assert may_go_on.wait(WITHIN_S)
+            return fields(chunk, names)
+
+        monkeypatch.setattr(CopiedRows, "fields", slow_fields)
+        reading = second_thread.submit(lambda: observer.read(newest=8)["mark"].tolist())
+        assert copying.wait(WITHIN_S)
+        try:
+            refused("observer olga", observer.window)
+        finally:
+            may_go_on.set()
+        assert reading.result(WITHIN_S) == list(range(8))
+
+
+def test_an_admin_in_which_another_thread_waits_refuses_calls(
+    start_server: Callable[..., ServerProcess], second_thread: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    server = start_server("--capacity", "100", "--slot-rows", "8")
+    with Admin.connect(server.name, run_dir=server.run_dir) as admin:
+        with frozen(server.child):
+            waiting = second_thread.submit(admin.set, "tolerance", "64", timeout=WITHIN_S)
+            wait_until_it_waits(admin)
+            for call in (
+                lambda: admin.set("tolerance", "32"),
+                admin.trace_start,
+                lambda: admin.trace_stop(tmp_path / "trace.json"),
+                admin.stop,
+                admin.close,
+            ):
+                refused("admin", call)
+        waiting.result(WITHIN_S)
+        admin.set("tolerance", "32")
 
 
 def test_a_collector_in_which_another_thread_waits_refuses_calls(
