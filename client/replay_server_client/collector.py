@@ -7,6 +7,7 @@ call that is about to wait, and by the first ``write`` after ``linger`` seconds;
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from replay_server_protocol.endpoints import Endpoints, check_name
-from replay_server_protocol.errors import InvalidRequest, ReplayError, SchemaMismatch, ServerClosing, ServerGone, shown
+from replay_server_protocol.errors import InvalidRequest, ReplayError, ReplayTimeout, SchemaMismatch, ServerClosing, ServerGone, shown
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.trace import CALLING_THREAD, Trace
 
@@ -32,6 +33,8 @@ from replay_server_client.slots import LentSlots
 
 if TYPE_CHECKING:
     from replay_server_client.device_rows import DeviceReader
+
+log = logging.getLogger("replay_server_client")
 
 _CLOSE_WAIT_S = 5.0
 _NEXT_SERVER_WAIT_S = 20.0
@@ -55,7 +58,7 @@ class Collector:
         self._linger = linger
         self._is_lending = False
         self._pid = os.getpid()
-        self._says_bye = weakref.finalize(self, ingress.connection.close)
+        self._says_bye = weakref.finalize(self, _leave, ingress, f"collector {name}", self._pid)
 
     @classmethod
     def connect(
@@ -253,24 +256,36 @@ class Collector:
         """Publishes what is open, waits up to 5 s for its credits, says bye and lets go of the slots. Safe to call twice.
 
         Where a server that passes rows on was lost with some of them, it waits up to 20 s more for the next one.
-        Is closed also when it raises: ReplayTimeout (what was published may still be committed), ServerGone (rows were lost). But it stays
-        as it is, and raises InvalidRequest, while another thread waits in it. In a forked child it does nothing.
+        Is closed also when it raises: ReplayTimeout, with the numbers of rows that may still be committed (``rows_in_flight``) and that are
+        lost (``rows_lost``); ServerGone (rows were lost). Rows that it leaves with neither, and errors that a ``with`` block's own hides,
+        are told in the log. But it stays as it is, and raises InvalidRequest, while another thread waits in it. In a forked child it does
+        nothing.
         """
         if not self._says_bye.alive or os.getpid() != self._pid:
             return
-        ingress = self._ingress
+        ingress, who = self._ingress, f"collector {self.name}"
         ingress.connection.check_caller()
+        late: ReplayTimeout | None = None
         try:
-            if (ingress.slots is not None or ingress.rows_kept) and not self._is_lending:
+            if self._is_lending:
+                with ingress.outliving_server(Deadline(None)):
+                    ingress.absorb()
+            elif ingress.slots is not None or ingress.rows_kept:
                 self._flush_last(ingress)
+        except ReplayTimeout as error:
+            late = error
         except ServerGone as gone:
             ingress.give_up()
             ingress.tell_loss(type(gone))
             if gone.details.get("rows_lost"):
                 raise
         finally:
-            ingress.let_go()
+            left = ingress.let_go()
+            if left.rows and late is None:
+                left.tell(who, "close it after the block of slot()" if self._is_lending else "flush() before close() tells of each loss")
             self._says_bye()
+        if late is not None:
+            raise left.late(who, late) if left.rows else late
 
     def __enter__(self) -> Self:
         return self
@@ -279,8 +294,10 @@ class Collector:
         if error is None:
             self.close()
             return
-        with contextlib.suppress(ReplayError):  # the block's own error is the one to tell
+        try:
             self.close()
+        except ReplayError as hidden:  # the block's own error is the one to raise
+            log.warning("closing collector %s: %s", self.name, hidden)
 
     def _write(
         self, rows: Mapping[str, object], mask: object, final_mask: object, final: Mapping[str, object] | None, deadline: Deadline
@@ -346,3 +363,10 @@ class Collector:
 
             self._device_reader = DeviceReader(self.schema, self.lanes, CudaDevice(tensor.device), self._ingress.policy)  # type: ignore[attr-defined]
         return self._device_reader
+
+
+def _leave(ingress: Ingress, who: str, pid: int) -> None:
+    """The end of a collector's session. One that is dropped, or that its process leaves at exit, loses what it has not published."""
+    if os.getpid() == pid and ingress.left.lost:
+        ingress.left.tell(who, "it was never closed: use it in a with block, or close() it")
+    ingress.connection.close()

@@ -12,7 +12,8 @@ class CollectorStatistics:
     """What a collector has done over all its sessions, and what it holds now.
 
     rows_written = rows_committed + rows_rejected + rows_in_flight + rows_lost. ``committed`` is the seq of the newest credit. Rows kept for
-    the next server that passes rows on are in flight; ``publishes_resumed`` of them were made again to one.
+    the next server that passes rows on are in flight; ``publishes_resumed`` of them were made again to one. After ``close`` those are in
+    flight whose credits it did not wait for: its server counts them as what becomes of them. Rows that it never published are lost.
     """
 
     name: str
@@ -36,7 +37,7 @@ class CollectorStatistics:
     @classmethod
     def of(cls, name: str, ingress: Ingress) -> CollectorStatistics:
         slots, welcome, counts = ingress.slots, ingress.connection.welcome, ingress.counts
-        in_flight = slots.rows_in_flight if slots else ingress.rows_kept
+        in_flight = slots.rows_in_flight if slots else ingress.rows_kept + ingress.rows_given_up
         return cls(
             name=name,
             generation=welcome.generation if welcome else None,

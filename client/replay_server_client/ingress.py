@@ -19,6 +19,7 @@ from replay_server_protocol.trace import CALLING_THREAD
 from replay_server_client.connection import Connection, error_of
 from replay_server_client.deadline import Deadline
 from replay_server_client.hello import hello_of
+from replay_server_client.left_rows import LeftRows
 from replay_server_client.mailbox import MailReader
 from replay_server_client.policy_version import PolicyVersion
 from replay_server_client.publishes import REPEAT_S
@@ -70,6 +71,7 @@ class Ingress:
         self._require_zero_copy = require_zero_copy
         self._segment: SegmentLent | None = None
         self._reason: Reason | None = None
+        self.rows_given_up = 0  # of a closed collector: published, and their credits not waited for
         self._untold_loss = 0  # rows lost that no flush has told of
         self._why_given_up = ""
         self._generation = 0  # of the slots
@@ -214,11 +216,23 @@ class Ingress:
                 rows_lost=rows,
             )
 
-    def let_go(self) -> None:
-        """Drops the slots, with whatever is still in flight in the server's hands."""
-        slots, self.slots = self.slots, None
+    @property
+    def left(self) -> LeftRows:
+        """What a collector leaves behind that ends now."""
+        slots = self.slots
+        if slots is None:
+            return LeftRows(0, self.rows_kept, self._untold_loss)
+        unpublished = slots.rows_unpublished
+        return LeftRows(slots.rows_in_flight - unpublished, unpublished, self._untold_loss, slots.uncredited_for_s)
+
+    def let_go(self) -> LeftRows:
+        """Drops the slots for good. What is left of them is counted: as lost what was not published; the rest stays in flight."""
+        slots, left, counts = self.slots, self.left, self.counts
+        total, in_flight = counts.rows_lost + left.unpublished, self.rows_given_up + left.published
+        self.slots, self._remains, self._untold_loss, self.rows_given_up, counts.rows_lost = None, Remains.of_nothing(), 0, in_flight, total
         if slots is not None:
             slots.close()
+        return left
 
     def _sleep(self, timeout_s: float) -> None:
         """Until a message may be there. While a GPU copies rows, whose end wakes nobody, only for a moment."""

@@ -27,7 +27,8 @@ class Publishes(NamedTuple):
     """``number`` is the newest publish's of this session, ``committed`` the newest credit's seq.
 
     ``origin`` is "" where no session can go on from this one; else the session's publish 1 is ``before`` + 1 of it. ``unanswered`` and
-    ``kept`` are in order. ``placed`` rows came before the next publish, rejected ones among them.
+    ``kept`` are in order. ``placed`` rows came before the next publish, rejected ones among them. A credit has been missing since
+    ``quiet_since_s``, whatever was repeated.
     """
 
     session: int
@@ -40,6 +41,7 @@ class Publishes(NamedTuple):
     kept: tuple[KeptPublish, ...] = ()
     committed: int = 0
     placed: int = 0
+    repeated_s: float = 0.0
 
     @classmethod
     def of(cls, lent: SegmentLent, remains: Remains | None, now_s: float) -> Publishes:
@@ -52,9 +54,14 @@ class Publishes(NamedTuple):
         )
 
     @property
-    def rows(self) -> int:
-        """Rows of the publishes without a credit, also of those that are kept."""
-        return sum(publish.rows for publish in self.unanswered) + sum(kept.publish.rows for kept in self.kept)
+    def unanswered_rows(self) -> int:
+        """Rows of this session's publishes without a credit."""
+        return sum(publish.rows for publish in self.unanswered)
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows of earlier sessions' that this one has not published again."""
+        return sum(kept.publish.rows for kept in self.kept)
 
     @property
     def credited(self) -> int:
@@ -68,11 +75,11 @@ class Publishes(NamedTuple):
 
     def is_to_repeat(self, now_s: float) -> bool:
         """Whether there are unanswered publishes, and a second has passed in silence."""
-        return bool(self.unanswered) and now_s - self.quiet_since_s >= REPEAT_S
+        return bool(self.unanswered) and now_s - max(self.quiet_since_s, self.repeated_s) >= REPEAT_S
 
     def with_repeat(self, now_s: float) -> Publishes:
         """After all unanswered ones were sent again."""
-        return self._replace(quiet_since_s=now_s)
+        return self._replace(repeated_s=now_s)
 
     def with_publish(self, slot: int, filled: Filled, masked: int, mailbox: str, now_s: float) -> Publishes:
         """After what is ``filled`` of ``slot`` is published. ``masked`` rows were left out since the publish before; ``mailbox`` is where
@@ -117,7 +124,12 @@ class Publishes(NamedTuple):
             origin_number=origin_number,
             origin_first=origin_first,
         )
-        return self._replace(number=number, unanswered=(*self.unanswered, publish), kept=tuple(rest), quiet_since_s=now_s)
+        return self._replace(
+            number=number,
+            unanswered=(*self.unanswered, publish),
+            kept=tuple(rest),
+            quiet_since_s=self.quiet_since_s if self.unanswered else now_s,
+        )
 
     def with_credit(self, credit: Credit, now_s: float) -> Publishes:
         """After a credit, which answers every publish up to its number. An old number again answers none.

@@ -121,8 +121,18 @@ class LentSlots:
 
         Rows from a GPU are among them until their mask is seen, which is when their slot is handed over.
         """
+        return self.rows_unpublished + self._publishes.unanswered_rows
+
+    @property
+    def rows_unpublished(self) -> int:
+        """Those in flight of which no publish has told this session's server."""
         unpublished = sum(writer.rows for writer in self._sealed) + (self.writer.rows if self.writer else 0)
-        return unpublished + self._publishes.rows
+        return unpublished + self._publishes.kept_rows
+
+    @property
+    def uncredited_for_s(self) -> float:
+        """Since the last credit, or since the publish after which there was one missing; 0 if none is."""
+        return time.monotonic() - self._publishes.quiet_since_s if self._publishes.unanswered else 0.0
 
     @property
     def open_for_s(self) -> float:

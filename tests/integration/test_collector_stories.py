@@ -14,7 +14,9 @@ import pytest
 from replay_server_client import Collector, InvalidRequest, ReplayTimeout, Schema, SchemaMismatch, ServerClosing, ServerGone
 from replay_server_client import collector as collector_module
 from replay_server_client.status import query
+from support.freeze import frozen
 from support.processes import Children
+from support.reports import wait_report
 from support.servers import ServerProcess, spawn_server
 
 SCHEMA = Schema.of(reward="float32", obs=("float32", 3))
@@ -55,6 +57,23 @@ def test_ring_wraps_many_times_under_one_collector(server: ServerProcess) -> Non
             collector.write(rows(98))
         assert collector.flush() == 9800
         assert collector.statistics().rows_committed == 9800
+
+
+def test_rows_that_a_close_gave_up_are_counted_once_and_by_the_server_that_commits_them(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "_CLOSE_WAIT_S", 0.1)
+    collector = attach(server)
+    collector.write(rows(10))
+    collector.flush()
+    with frozen(server.child):
+        collector.write(rows(6))
+        with pytest.raises(ReplayTimeout, match=r"6 published, without a credit for 0\.\d s.*does not answer, its process is stopped"):
+            collector.close()
+    told = wait_report(server, lambda found: not found["collectors"] and not found["counters"]["rows_in_flight"])["counters"]
+    assert (told["rows_published"], told["rows_committed"], told["rows_lost"]) == (16, 16, 0)
+    found = collector.statistics()
+    assert (found.rows_written, found.rows_committed, found.rows_in_flight, found.rows_lost) == (16, 10, 6, 0)
 
 
 def test_second_collector_of_another_schema_is_refused_by_field(server: ServerProcess) -> None:

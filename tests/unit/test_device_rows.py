@@ -272,7 +272,9 @@ def test_rows_of_a_lost_server_that_passes_them_on_go_to_the_next_one_once_the_g
     assert (statistics.rows_committed, statistics.rows_masked, statistics.rows_lost) == (42, 6, 0)
 
 
-def test_failed_device_is_named_and_the_collector_can_be_closed(server: FakeServer, attach: Attach, device: FakeDevice) -> None:
+def test_failed_device_is_named_and_the_collector_can_be_closed(
+    server: FakeServer, attach: Attach, device: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
     collector = attach()
     device.has_failed = True
     with pytest.raises(DeviceError, match="unspecified launch failure"):
@@ -284,6 +286,24 @@ def test_failed_device_is_named_and_the_collector_can_be_closed(server: FakeServ
     collector.close()
     assert server.of(Publish) == []
     assert len(server.of(Bye)) == 1
+    assert caplog.messages == [
+        f"collector {collector.name} ends with rows not committed: 16 never published: lost; flush() before close() tells of each loss"
+    ]
+    assert collector.statistics().rows_lost == 16
+
+
+def test_rows_whose_copies_end_too_late_for_close_are_lost_and_told_so(
+    server: FakeServer, attach: Attach, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay_server_client.collector._CLOSE_WAIT_S", 0.05)
+    collector = attach()
+    device.holds_copies = True
+    collector.write(on_gpu(0, 16))
+    with pytest.raises(ReplayTimeout, match="closed with rows not committed: 16 never published: lost; published rows are not"):
+        collector.close()
+    found = collector.statistics()
+    assert (found.rows_written, found.rows_in_flight, found.rows_lost) == (16, 0, 16)
+    assert server.of(Publish) == []
 
 
 def test_wrong_fields_are_refused_by_name_and_change_nothing(server: FakeServer, attach: Attach) -> None:

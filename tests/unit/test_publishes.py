@@ -47,7 +47,7 @@ def test_publishes_are_numbered_from_one_and_count_as_rows_until_their_credit() 
     found = published(session(), 5, 0, 7)
     assert [(publish.number, publish.slot, publish.rows) for publish in found.unanswered] == [(1, 0, 5), (2, 1, 0), (3, 2, 7)]
     assert {publish[:2] for publish in found.unanswered} == {(1, 10)}
-    assert (found.rows, found.newest.number, found.credited) == (12, 3, 0)
+    assert (found.unanswered_rows, found.newest.number, found.credited) == (12, 3, 0)
 
 
 def test_a_credit_answers_every_publish_up_to_its_number_and_an_old_one_again_answers_none() -> None:
@@ -55,12 +55,12 @@ def test_a_credit_answers_every_publish_up_to_its_number_and_an_old_one_again_an
     found = before.with_credit(credit(before, 2, committed=11), 1.0)
     assert [publish.number for publish in found.answered_since(before)] == [1, 2]
     assert [publish.number for publish in found.unanswered] == [3]
-    assert (found.committed, found.credited, found.rows) == (11, 2, 7)
+    assert (found.committed, found.credited, found.unanswered_rows) == (11, 2, 7)
     again = found.with_credit(credit(found, 1, committed=5), 2.0)
     assert again.answered_since(found) == ()
     assert again == found._replace(quiet_since_s=2.0)
     everything = again.with_credit(credit(again, 3, committed=18), 3.0)
-    assert (everything.unanswered, everything.credited, everything.committed, everything.rows) == ((), 3, 18, 0)
+    assert (everything.unanswered, everything.credited, everything.committed, everything.unanswered_rows) == ((), 3, 18, 0)
 
 
 def test_a_credit_for_what_was_not_published_raises() -> None:
@@ -75,6 +75,8 @@ def test_all_is_repeated_after_a_second_in_which_the_first_had_no_credit() -> No
     assert not found.is_to_repeat(100.99)
     assert found.is_to_repeat(101.0)
     assert not found.with_repeat(101.0).is_to_repeat(101.9)
+    assert found.with_repeat(101.0).is_to_repeat(102.0)
+    assert found.with_repeat(101.0).quiet_since_s == 100.0, "a repeat is no credit"
     assert not found.with_credit(credit(found, 1), 101.5).is_to_repeat(102.4)
     assert found.with_credit(credit(found, 1), 101.5).is_to_repeat(102.5)
     assert not found.with_credit(credit(found, 2), 101.5).is_to_repeat(200.0)
@@ -102,11 +104,11 @@ def test_the_next_session_goes_on_in_the_numbers_of_the_origin_with_what_had_no_
     first = published(session(1, replace(Remains.of_nothing(), origin="me")), 5, 6, 7)
     first = first.with_credit(credit(first, 1, committed=5), 0.0)
     second = session(2, lost(first))
-    assert (second.unanswered, second.credited, second.committed, second.placed, second.rows) == ((), 1, 5, 18, 13)
+    assert (second.unanswered, second.credited, second.committed, second.placed, second.kept_rows) == ((), 1, 5, 18, 13)
     again = second.with_kept(3, 7.0)
     assert again.newest == first.unanswered[0]._replace(session=2, generation=20, number=1, slot=3, origin_number=2, origin_first=2)
     assert [kept.publish.origin_number for kept in again.kept] == [3]
-    assert again.rows == 13, "kept or unanswered, none is committed"
+    assert (again.unanswered_rows, again.kept_rows) == (6, 7), "kept or unanswered, none is committed"
     new = published(again.with_kept(0, 7.0), 8)
     assert [publish[-3:] for publish in new.unanswered] == [("me", 2, 2), ("me", 3, 2), ("me", 4, 2)]
     assert not new.is_to_repeat(7.9)
