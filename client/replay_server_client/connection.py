@@ -285,7 +285,7 @@ class Connection:
 
     def _greet(self, hello: Hello, deadline: Deadline) -> Welcome | Refused:
         socket = self._connected()
-        packed, said_at = client_codec.encode(hello), -_HELLO_AGAIN_S
+        packed, said_at, begun_s = client_codec.encode(hello), -_HELLO_AGAIN_S, time.monotonic()
         while True:
             now = time.monotonic()
             if now - said_at >= _HELLO_AGAIN_S:
@@ -297,10 +297,10 @@ class Connection:
                 if isinstance(message, Refused) or (isinstance(message, Welcome) and message.nonce == hello.nonce):
                     self.silence.heard()
                     return message
-            self.silence.wait(deadline.started, lambda: None, lambda: why_nobody_answers(self.endpoints, deadline.elapsed_s))
+            self.silence.wait(begun_s, None, lambda: why_nobody_answers(self.endpoints, time.monotonic() - begun_s))
             if deadline.has_passed:
                 self.detach()
-                raise ServerGone(why_nobody_answers(self.endpoints, deadline.elapsed_s))
+                raise ServerGone(why_nobody_answers(self.endpoints, time.monotonic() - begun_s))
 
     def _take_trace(self, message: TraceOn | TraceOff) -> None:
         traced = self._live.take(message)

@@ -20,41 +20,60 @@ class SilenceLog:
     """Tells the log of a server that says nothing while a client waits for it, long before the wait is over; it may have no end.
 
     ```
-    the wait begins ─ 2 s ─┬── 2 s ──┬──── 30 s ────┬─ … ─┤
-                        a question   line           line  recovered after N s
+    the wait begins ─ 2 s ─┬── 2 s ──┬──── 30 s ────┬─ … ─┬─
+                        a question   line           line  an answer: recovered
+                           ├─────────── no answer ────────┤
     ```
-    A server that answers the question, every two seconds one, is alive: why it lets its clients wait it tells in its own log. Never waits.
+    Only a question proves a silence: a server with nothing to say is as quiet as one that is stopped. One that answers, every two seconds a
+    question, is alive, and tells in its own log why it lets its clients wait. A silence may last over waits that follow each other; after a
+    pause in which the client did not wait, an answer may have come and gone, and the server is asked anew. Never waits.
     """
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._begun_s = 0.0
         self._asked_s = 0.0
         self._is_answered = True
+        self._waited_s = 0.0  # the last turn of a wait
         self._told_s: float | None = None
 
-    def wait(self, begun_s: float, ask: Callable[[], None], why: Callable[[], str]) -> bool:
+    def wait(self, begun_s: float, ask: Callable[[], None] | None, why: Callable[[], str]) -> bool:
         """In each turn of a wait that has lasted since ``begun_s``, after every message that is there was read. ``ask`` asks what the
-        server must answer, ``why`` is for a line. True if it was asked: read again before you sleep."""
+        server must answer; None where the wait began with a question. ``why`` is for a line. True if it was asked: read again before you
+        sleep."""
         now_s = time.monotonic()
-        if now_s - max(begun_s, self._asked_s) < ASK_EVERY_S:
-            return False
+        self._is_answered |= begun_s - self._waited_s > ASK_EVERY_S
+        self._waited_s = now_s
+        if self._is_answered and ask is not None:
+            return self._ask(max(begun_s, self._asked_s), now_s, ask)
         if self._is_answered:
-            self._begun_s, self._asked_s, self._is_answered = begun_s, now_s, False
-            with contextlib.suppress(ServerGone):  # the wait's next turn meets it
-                ask()
-            return True
-        if self._told_s is None or now_s - self._told_s >= TELL_EVERY_S:
+            self._asked_s, self._is_answered = begun_s, False
+        patience_s = ASK_EVERY_S if ask is not None else 2 * ASK_EVERY_S
+        is_due = self._told_s is None or now_s - self._told_s >= TELL_EVERY_S
+        if is_due and now_s - self._asked_s >= patience_s:
             self._told_s = now_s
-            log.warning("%s has waited for %.1f s: %s", self._who, now_s - self._begun_s, why())
+            silent_s, waited_s = now_s - self._asked_s, now_s - begun_s
+            log.warning("%s has had no answer for %.1f s, in a wait of %.1f s: %s", self._who, silent_s, waited_s, why())
         return False
 
     def heard(self) -> None:
         """The server has said something, or another one has taken its place."""
-        if self._told_s is not None:
-            log.warning("%s recovered after %.1f s", self._who, time.monotonic() - self._begun_s)
-            self._told_s = None
         self._is_answered = True
+        if self._told_s is None:
+            return
+        self._told_s, now_s = None, time.monotonic()
+        if now_s - self._waited_s > ASK_EVERY_S:
+            silent_s, idle_s = self._waited_s - self._asked_s, now_s - self._waited_s
+            log.warning("%s recovered: it had no answer for %.1f s, and did not wait for the %.1f s since", self._who, silent_s, idle_s)
+        else:
+            log.warning("%s recovered after %.1f s without an answer", self._who, now_s - self._asked_s)
+
+    def _ask(self, since_s: float, now_s: float, ask: Callable[[], None]) -> bool:
+        if now_s - since_s < ASK_EVERY_S:
+            return False
+        self._asked_s, self._is_answered = now_s, False
+        with contextlib.suppress(ServerGone):  # the wait's next turn meets it
+            ask()
+        return True
 
 
 def why_nobody_answers(endpoints: Endpoints, waited_s: float) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from replay_server_client import Collector, ServerGone, connection, silence
+from replay_server_client.connection import Connection
+from replay_server_client.deadline import Deadline
+from replay_server_client.hello import hello_of
 from replay_server_client.silence import SilenceLog, why_nobody_answers, why_silent
 from replay_server_protocol.endpoints import Endpoints
 from replay_server_protocol.process import ProcessIdentity
@@ -77,7 +82,19 @@ class Wait:
 
     def __init__(self, clock: FakeClock) -> None:
         self.log, self.asked = SilenceLog("collector c"), list[float]()
-        self._clock, self._begun_s = clock, clock()
+        self._clock, self._first_s = clock, clock()
+        self._begun_s = self._first_s
+
+    def begin(self, *, idle_s: float = 0.0) -> None:
+        """The wait is over; another one begins after ``idle_s`` in which nobody waits."""
+        self._clock.advance(idle_s)
+        self._begun_s = self._clock()
+
+    def greet(self, seconds: int) -> None:
+        """Turns of a wait that began with a question."""
+        for _ in range(seconds):
+            self._clock.advance(1)
+            assert not self.log.wait(self._begun_s, None, lambda: "nobody is there")
 
     def turns(self, seconds: int, *, is_answered: bool) -> None:
         for _ in range(seconds):
@@ -86,7 +103,7 @@ class Wait:
                 self.log.heard()
 
     def _ask(self) -> None:
-        self.asked.append(self._clock() - self._begun_s)
+        self.asked.append(self._clock() - self._first_s)
 
 
 @pytest.fixture
@@ -107,13 +124,80 @@ def test_a_silent_server_is_told_of_within_five_seconds_once_a_period_and_when_i
 ) -> None:
     wait.turns(40, is_answered=False)
     assert wait.asked == [2]
-    assert caplog.messages == [f"collector c has waited for {s}.0 s: it is stopped" for s in (4, 34)]
+    assert caplog.messages == [f"collector c has had no answer for {s}.0 s, in a wait of {s + 2}.0 s: it is stopped" for s in (2, 32)]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     wait.log.heard()
     wait.log.heard()
-    assert caplog.messages[2:] == ["collector c recovered after 40.0 s"]
+    assert caplog.messages[2:] == ["collector c recovered after 38.0 s without an answer"]
     wait.turns(4, is_answered=False)
-    assert caplog.messages[3:] == ["collector c has waited for 43.0 s: it is stopped"]
+    assert caplog.messages[3:] == ["collector c has had no answer for 2.0 s, in a wait of 43.0 s: it is stopped"]
+
+
+def test_a_silence_counts_from_the_first_question_without_an_answer_however_old_the_wait(
+    wait: Wait, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait.turns(100, is_answered=True)
+    wait.turns(4, is_answered=False)
+    assert wait.asked[-1] == 102
+    assert caplog.messages == ["collector c has had no answer for 2.0 s, in a wait of 104.0 s: it is stopped"]
+    wait.log.heard()
+    assert caplog.messages[1:] == ["collector c recovered after 2.0 s without an answer"]
+
+
+def test_a_wait_that_begins_when_the_server_has_just_answered_knows_of_no_silence(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    wait.turns(3, is_answered=False)
+    wait.log.heard()
+    wait.begin()
+    wait.turns(3, is_answered=False)
+    assert wait.asked == [2, 5]
+    assert caplog.messages == []
+    wait.turns(1, is_answered=False)
+    assert caplog.messages == ["collector c has had no answer for 2.0 s, in a wait of 4.0 s: it is stopped"]
+
+
+def test_after_a_pause_the_server_is_asked_anew_and_the_pause_is_no_silence(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    wait.turns(3, is_answered=False)
+    wait.begin(idle_s=3600.0)
+    wait.turns(3, is_answered=False)
+    assert wait.asked == [2, 3605]
+    assert caplog.messages == []
+    wait.turns(1, is_answered=False)
+    assert caplog.messages == ["collector c has had no answer for 2.0 s, in a wait of 4.0 s: it is stopped"]
+
+
+def test_an_answer_that_is_read_after_a_pause_is_told_with_the_pause(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    wait.turns(5, is_answered=False)
+    wait.begin(idle_s=3600.0)
+    wait.log.heard()
+    assert caplog.messages[1:] == ["collector c recovered: it had no answer for 3.0 s, and did not wait for the 3600.0 s since"]
+    wait.turns(3, is_answered=True)
+    assert wait.asked == [2, 3607]
+
+
+def test_a_silence_lasts_over_waits_that_follow_each_other(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(4):
+        wait.turns(3, is_answered=False)
+        wait.begin(idle_s=1.0)
+    assert wait.asked == [2]
+    assert caplog.messages == ["collector c has had no answer for 3.0 s, in a wait of 1.0 s: it is stopped"]
+    wait.log.heard()
+    assert caplog.messages[1:] == ["collector c recovered after 14.0 s without an answer"]
+
+
+def test_a_wait_that_began_with_a_question_counts_from_there(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    wait.turns(9, is_answered=True)
+    wait.begin()
+    wait.greet(3)
+    assert caplog.messages == []
+    wait.greet(1)
+    assert caplog.messages == ["collector c has had no answer for 4.0 s, in a wait of 4.0 s: nobody is there"]
+
+
+def test_a_silence_goes_on_when_the_server_is_lost_in_it(wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    wait.turns(3, is_answered=False)
+    wait.begin()
+    wait.greet(3)
+    assert caplog.messages == ["collector c has had no answer for 4.0 s, in a wait of 3.0 s: nobody is there"]
 
 
 def test_a_question_that_can_not_be_sent_ends_no_wait(wait: Wait) -> None:
@@ -131,5 +215,13 @@ def test_a_client_that_waits_for_a_server_to_come_tells_its_log_how_to_start_one
     with pytest.raises(ServerGone):
         Collector.connect("x", schema=MARKERS, run_dir=tmp_path, name="walker", timeout=0.3)
     (line,) = caplog.messages
-    assert line.startswith("collector walker has waited for 0.")
+    assert line.startswith("collector walker has had no answer for 0.")
     assert "start one with: replay-server serve --name x" in line
+
+
+def test_a_call_that_finds_no_server_any_more_counts_from_when_it_looked_for_one(endpoints: Endpoints) -> None:
+    deadline = Deadline(0.1)
+    deadline.started -= 100.0  # spent in a wait that a server answered
+    client = Connection(endpoints, partial(hello_of, "admin", ""))
+    with contextlib.closing(client), pytest.raises(ServerGone, match=r"no server called 'x' answered in .* for 0\.\d s"):
+        client.attach(deadline)
