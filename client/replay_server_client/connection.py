@@ -22,6 +22,7 @@ from replay_server_protocol.errors import (
     AttachRefused,
     BudgetExceeded,
     ForkedClient,
+    InvalidRequest,
     ReplayError,
     ServerClosing,
     ServerGone,
@@ -126,8 +127,10 @@ class Connection:
         return self.turn.taken()
 
     def calling(self) -> AbstractContextManager[None]:
-        """``check_caller`` before a block that is one call as a whole, whatever lies between its waits."""
+        """``check_caller`` before a block that is one call as a whole, whatever lies between its waits. Refuses also once it is closed."""
         self.check_process()
+        if self._context.closed:
+            raise InvalidRequest(f"{self.turn.who} is closed; connect again")
         return self.turn.taken()
 
     def attach(self, deadline: Deadline) -> Welcome:

@@ -14,7 +14,7 @@ class Turn:
     """Taken by the thread that waits in a client, until it waits no more; it is never waited for. One wait may lie in another."""
 
     def __init__(self, who: str) -> None:
-        self._who = who
+        self.who = who
         self._taken: dict[Literal["by"], int] = {}  # a dict: setdefault is one step, between which no other thread comes
 
     @property
@@ -44,6 +44,6 @@ class Turn:
     def _refusal(self, thread: int) -> InvalidRequest:
         name = next((each.name for each in threading.enumerate() if each.ident == thread), str(thread))
         return InvalidRequest(
-            f"thread {threading.current_thread().name!r} calls {self._who} while thread {name!r} waits in it: a client is "
+            f"thread {threading.current_thread().name!r} calls {self.who} while thread {name!r} waits in it: a client is "
             "for one thread at a time; connect another one here, or call in turn"
         )

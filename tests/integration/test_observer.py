@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from replay_server_client import AttachRefused, Collector, InvalidRequest, Learner, Observer, ReplayTimeout, Schema
 from replay_server_client import look as looking
+from replay_server_client.admin import Admin
 from replay_server_client.bounce import Bounce
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
@@ -322,3 +324,15 @@ def test_an_observer_of_another_run_is_refused_naming_both(start_server: Callabl
         Observer.connect(server.name, run_dir=server.run_dir, run_id="run-8")
     with Observer.connect(server.name, run_dir=server.run_dir, run_id="run-7"):
         pass
+
+
+def test_a_closed_observer_or_admin_says_so_and_can_be_closed_again(server: ServerProcess, tmp_path: Path) -> None:
+    observer, admin = Observer.connect(server.name, run_dir=server.run_dir, name="eyes"), Admin.connect(server.name, run_dir=server.run_dir)
+    for client in (observer, admin, observer, admin):
+        client.close()
+    for call in (observer.window, observer.schema, observer.capture, lambda: observer.read(newest=1), lambda: next(observer.chunks())):
+        with pytest.raises(InvalidRequest, match="observer eyes is closed; connect again"):
+            call()
+    for verb in (lambda: admin.set("tolerance", "3"), admin.stop, admin.trace_start, lambda: admin.trace_stop(tmp_path / "trace.json")):
+        with pytest.raises(InvalidRequest, match="admin is closed; connect again"):
+            verb()
