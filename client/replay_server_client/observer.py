@@ -153,12 +153,15 @@ class _Leases:
         self._number = 0
 
     def ring(self, deadline: Deadline) -> Ring:
+        connection, begun_s = self._connection, time.monotonic()
         try:
-            with self._connection.calling():
+            with connection.calling():
                 while (ring := self._observed.ring) is None:
-                    if not self._connection.is_attached:
-                        self._connection.attach(deadline)
-                    if self._receive(min(deadline.remaining_s, _ASK_AGAIN_S)) is None and deadline.has_passed:
+                    if not connection.is_attached:
+                        connection.attach(deadline)
+                    answer = self._receive(min(deadline.remaining_s, _ASK_AGAIN_S))
+                    connection.silence.wait(begun_s, self._ask_reason, connection.why_silent)
+                    if answer is None and deadline.has_passed:
                         raise ReplayTimeout(f"there is no ring to look at after {deadline.elapsed_s:.2f} s: {self._reason()}")
         except ReplayError:
             raise
@@ -193,9 +196,13 @@ class _Leases:
     def _capture(self, deadline: Deadline) -> Captured:
         generation = self.ring(deadline).at.generation
         self._number += 1
-        connection = self._connection
-        while not deadline.has_passed:
+        connection, begun_s = self._connection, time.monotonic()
+
+        def ask() -> None:
             connection.send(Capture(connection.session, connection.generation, self._number))
+
+        while not deadline.has_passed:
+            ask()
             asked_until = Deadline(min(deadline.remaining_s, _ASK_AGAIN_S))
             while not asked_until.has_passed:
                 answer = self._receive(asked_until.remaining_s)
@@ -203,12 +210,13 @@ class _Leases:
                     return answer
                 if not connection.is_attached:
                     raise ServerGone(f"server {connection.endpoints.name!r} of generation {generation} ended before it told its state")
+            connection.silence.wait(begun_s, ask, connection.why_silent)
         raise ReplayTimeout(f"no state of the server after {deadline.elapsed_s:.2f} s: {connection.why_silent()}")
 
     def _granted(self, deadline: Deadline) -> Grant | None:
         """A lease; None when the server was lost."""
         self._number += 1
-        connection = self._connection
+        connection, begun_s = self._connection, time.monotonic()
         while True:
             self._asking.observe(self._number)
             asked_until = Deadline(min(deadline.remaining_s, _ASK_AGAIN_S))
@@ -222,6 +230,7 @@ class _Leases:
                     self._asking.release(answer, is_used=True)
                 if answer is None and asked_until.has_passed:
                     break
+            connection.silence.wait(begun_s, partial(self._asking.observe, self._number), connection.why_silent)
             if deadline.has_passed:
                 raise ReplayTimeout(f"no lease to look after {deadline.elapsed_s:.2f} s: {connection.why_silent()}")
 
@@ -238,10 +247,14 @@ class _Leases:
         connection = self._connection
         if not connection.is_attached:
             return connection.why_silent()
-        connection.send(Explain(connection.session, connection.generation, "ring", 0, 0))
+        self._ask_reason()
         waited = Deadline(0.25)
         while not waited.has_passed:
             answer = self._receive(waited.remaining_s)
             if isinstance(answer, Reason):
                 return answer.text
         return connection.why_silent()
+
+    def _ask_reason(self) -> None:
+        connection = self._connection
+        connection.send(Explain(connection.session, connection.generation, "ring", 0, 0))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import psutil
 import pytest
-from replay_server_client import Collector, Learner, ReplayTimeout, Schema, ServerGone, silence
+from replay_server_client import Collector, Learner, Observer, ReplayTimeout, Schema, ServerGone, silence
 from replay_server_protocol.messages import Bye
 from support.freeze import frozen
 from support.markers import MARKERS, marker_steps
@@ -211,6 +211,26 @@ def test_a_stopped_server_is_told_in_the_log_of_whoever_waits_for_it_and_so_is_i
             "learner reader recovered",
         ]
         assert len(caplog.messages) == 4, "one line a period"
+
+
+def test_a_stopped_server_is_told_in_the_log_of_an_observer(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silence, "ASK_EVERY_S", 0.05)
+    monkeypatch.setattr("replay_server_client.observer._ASK_AGAIN_S", 0.05)
+    with Observer.connect(server.name, run_dir=server.run_dir, name="eyes") as observer:
+        with frozen(server.child), pytest.raises(ReplayTimeout):
+            observer.window(0.5)
+        told = r"observer eyes has had no answer for 0\.\d s, in a wait of 0\.\d s: server .* its process is stopped"
+        for look in (observer.window, observer.capture):
+            with Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector:
+                collector.write({"mark": np.arange(8)})
+                collector.flush()
+            look()
+            with frozen(server.child), pytest.raises(ReplayTimeout):
+                look(0.5)
+    assert len(re.findall(told, "\n".join(caplog.messages))) == 3, caplog.messages
+    assert sum("observer eyes recovered" in line for line in caplog.messages) == 2
 
 
 def test_revoked_leases_are_told_at_once_and_then_once_a_minute(start_server: Callable[..., ServerProcess]) -> None:
