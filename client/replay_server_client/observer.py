@@ -37,6 +37,7 @@ class Observer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._observed = ObservedRing(connection)
+        self._pid = os.getpid()
         self._leases = _Leases(connection, self._observed)
 
     @classmethod
@@ -111,7 +112,10 @@ class Observer:
         return self._leases.capture(Deadline(timeout))
 
     def close(self) -> None:
-        """Unmaps the ring and says BYE. Safe to call twice. Raises InvalidRequest while another thread is in a call, and stays as it is."""
+        """Unmaps the ring and says BYE. Safe to call twice. Raises InvalidRequest while another thread is in a call, and stays as it is. In
+        a forked child it does nothing."""
+        if os.getpid() != self._pid:
+            return
         self._connection.turn.check()
         self._observed.let_go()
         self._connection.close()
