@@ -57,7 +57,7 @@ def test_a_server_whose_files_are_removed_makes_them_again_and_nobody_is_disturb
         with RawLearner(server.endpoints) as newcomer:
             assert newcomer.window(1, "step")[1].tolist() == list(range(16))
         assert learner.window(1, "step")[1].tolist() == list(range(16))
-        assert str(server.endpoints.control_path) in server.child.output
+        server.child.wait_for(str(server.endpoints.control_path))
         assert server.run_dir.stat().st_mode & 0o777 == 0o700
         assert server.endpoints.control_path.stat().st_mode & 0o777 == 0o600
 

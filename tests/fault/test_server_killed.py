@@ -142,7 +142,7 @@ def test_segments_of_the_dead_are_swept_and_mappings_stay_readable(children: Chi
         assert len(segments() - before) == 2, "the ring and the newest version; the slots' name is gone already"
         server = restart(children, server)
         assert segments() - before == set()
-        assert "swept" in server.child.output
+        server.child.wait_for("swept")
         assert learner.read("step", 0, 16).tolist() == list(range(16))
     assert server.stop() == 0
     assert list(crash_dir.iterdir()) == []
