@@ -93,7 +93,7 @@ def test_the_next_batch_is_asked_for_when_the_update_has_begun_and_ready_when_it
         Learner.connect(server.name, run_dir=server.run_dir, device="cpu", trace=trace) as learner,
     ):
         collector.write(marker_steps(0, LANES, 0, 4))
-        for _ in range(40):
+        for _ in range(26):
             learner.sample(8)
             time.sleep(0.06)  # the update
     spans_of = {
