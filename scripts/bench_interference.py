@@ -11,7 +11,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -140,19 +140,25 @@ def make_update(options: Options) -> Callable[[Batch], None]:
     return update
 
 
+def ingesting(server: Any, collectors: int, slot_rows: int, seed: int) -> AbstractContextManager[None]:
+    """Collectors that write as fast as credits allow."""
+    return at_work(collect, [(server.name, str(server.run_dir), slot_rows, True, seed + n) for n in range(collectors)])
+
+
 @contextmanager
-def ingesting(server: Any, collectors: int, slot_rows: int, seed: int) -> Iterator[None]:
-    """Collectors in processes of their own that write as fast as credits allow, for as long as the block lasts."""
+def at_work(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+    """``work(*each, running, stop)`` in a process of its own for each of ``arguments``, for as long as the block lasts. The block begins
+    when all have set ``running``; each ends once ``stop`` is set."""
     context = multiprocessing.get_context("spawn")
-    stop, running = context.Event(), [context.Event() for _ in range(collectors)]
-    arguments = [(server.name, str(server.run_dir), slot_rows, True, seed + n, running[n], stop) for n in range(collectors)]
-    processes = [context.Process(target=collect, args=each, daemon=True) for each in arguments]
+    stop, running = context.Event(), [context.Event() for _ in arguments]
+    processes = [
+        context.Process(target=work, args=(*each, event, stop), daemon=True) for each, event in zip(arguments, running, strict=True)
+    ]
     for process in processes:
         process.start()
     try:
-        for event in running:
-            if not event.wait(TIMEOUT_S):
-                raise TimeoutError(f"a collector did not start within {TIMEOUT_S:g} s; its error is above")
+        if not all(event.wait(TIMEOUT_S) for event in running):
+            raise TimeoutError(f"a process did not start within {TIMEOUT_S:g} s; its error is above")
         yield
     finally:
         stop.set()

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 
 import benchmark
 import numpy as np
-from bench_interference import BATCH_ROWS, TIMEOUT_S, ingesting, make_update, step_ms
+from bench_interference import BATCH_ROWS, TIMEOUT_S, at_work, ingesting, make_update, step_ms
 from benchmark import OURS, Options, Report, rows_of, serve, transition_schema
 from replay_server_client import Batch, Collector, Learner
 
@@ -138,22 +137,9 @@ def rated(server: ReplayServer, found: dict[str, float]) -> Iterator[None]:
     found[RATE] = rows * transition_schema().stride / (time.perf_counter() - started_s) / 1e9
 
 
-@contextmanager
-def copying(processes: int, slot_rows: int, gb_per_s: float) -> Iterator[None]:
-    """``processes`` that each copy a slot's bytes at ``gb_per_s``, for as long as the block lasts."""
-    context = multiprocessing.get_context("spawn")
-    stop, running = context.Event(), [context.Event() for _ in range(processes)]
-    started = [context.Process(target=copy, args=(slot_rows, gb_per_s, event, stop), daemon=True) for event in running]
-    for process in started:
-        process.start()
-    try:
-        if not all(event.wait(TIMEOUT_S) for event in running):
-            raise TimeoutError(f"a copying process did not start within {TIMEOUT_S:g} s; its error is above")
-        yield
-    finally:
-        stop.set()
-        for process in started:
-            process.join(TIMEOUT_S)
+def copying(processes: int, slot_rows: int, gb_per_s: float) -> AbstractContextManager[None]:
+    """``processes`` that each copy a slot's bytes at ``gb_per_s``."""
+    return at_work(copy, [(slot_rows, gb_per_s)] * processes)
 
 
 def copy(slot_rows: int, gb_per_s: float, running: Event, stop: Event) -> None:
