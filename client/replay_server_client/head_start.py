@@ -23,7 +23,7 @@ class HeadStart:
     def __init__(self) -> None:
         self._lent_ns = 0
         self._ticks_ns = deque([0] * _LATELY, _LATELY)
-        self._made_ns = deque([0] * _LATELY, _LATELY)
+        self._took_ns = deque([0] * _LATELY, _LATELY)
         self._ready_ns = 0  # the longest of them, told between the threads in one piece
 
     def call(self, now_ns: int) -> None:
@@ -34,8 +34,8 @@ class HeadStart:
 
     def got_ready(self, duration_ns: int) -> None:
         """A batch was ready so long after it was asked for."""
-        self._made_ns.append(duration_ns)
-        self._ready_ns = max(self._made_ns)
+        self._took_ns.append(duration_ns)
+        self._ready_ns = max(self._took_ns)
 
     def lend(self, now_ns: int) -> int:
         """A batch is lent: when the thread may ask for the next one. No later than in 5 ms, and ``now_ns`` where that would be late."""

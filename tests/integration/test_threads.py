@@ -30,6 +30,23 @@ def second_thread() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
+@pytest.fixture
+def server(start_server: Callable[..., ServerProcess]) -> ServerProcess:
+    return start_server("--capacity", "100", "--slot-rows", "8")
+
+
+@pytest.fixture
+def observer(server: ServerProcess) -> Iterator[Observer]:
+    """Of eight rows, with the name olga."""
+    with (
+        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
+        Observer.connect(server.name, run_dir=server.run_dir, name="olga") as observer,
+    ):
+        collector.write(ROWS)
+        collector.flush()
+        yield observer
+
+
 def turn_of(client: Collector | Learner | Observer | Admin) -> Turn:
     match client:
         case Collector():
@@ -72,58 +89,43 @@ def test_a_learner_in_which_another_thread_waits_refuses_calls(
 
 
 def test_an_observer_in_which_another_thread_waits_refuses_calls(
-    start_server: Callable[..., ServerProcess], second_thread: ThreadPoolExecutor
+    server: ServerProcess, observer: Observer, second_thread: ThreadPoolExecutor
 ) -> None:
-    server = start_server("--capacity", "100", "--slot-rows", "8")
-    with (
-        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
-        Observer.connect(server.name, run_dir=server.run_dir, name="olga") as observer,
-    ):
-        collector.write(ROWS)
-        collector.flush()
-        chunks = observer.chunks(4)
-        next(chunks)
-        with frozen(server.child):
-            waiting = second_thread.submit(lambda: observer.read(newest=8, timeout=WITHIN_S)["mark"].tolist())
-            wait_until_it_waits(observer)
-            calls = (observer.window, lambda: observer.read(newest=1), observer.schema, observer.capture, lambda: next(chunks))
-            for call in (*calls, observer.close):
-                refused("observer olga", call)
-        assert waiting.result(WITHIN_S) == list(range(8))
-        assert observer.window() == (0, 8)  # in turn, from this thread
+    chunks = observer.chunks(4)
+    next(chunks)
+    with frozen(server.child):
+        waiting = second_thread.submit(lambda: observer.read(newest=8, timeout=WITHIN_S)["mark"].tolist())
+        wait_until_it_waits(observer)
+        calls = (observer.window, lambda: observer.read(newest=1), observer.schema, observer.capture, lambda: next(chunks))
+        for call in (*calls, observer.close):
+            refused("observer olga", call)
+    assert waiting.result(WITHIN_S) == list(range(8))
+    assert observer.window() == (0, 8)  # in turn, from this thread
 
 
 def test_a_read_of_an_observer_is_one_call_also_while_rows_are_copied(
-    start_server: Callable[..., ServerProcess], second_thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    observer: Observer, second_thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start_server("--capacity", "100", "--slot-rows", "8")
-    with (
-        Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector,
-        Observer.connect(server.name, run_dir=server.run_dir, name="olga") as observer,
-    ):
-        collector.write(ROWS)
-        collector.flush()
-        copying, may_go_on, fields = threading.Event(), threading.Event(), CopiedRows.fields
+    copying, may_go_on, fields = threading.Event(), threading.Event(), CopiedRows.fields
 
-        def slow_fields(chunk: CopiedRows, names: Sequence[str] | None) -> dict[str, npt.NDArray[np.generic]]:
-            copying.set()
-            assert may_go_on.wait(WITHIN_S)
-            return fields(chunk, names)
+    def slow_fields(chunk: CopiedRows, names: Sequence[str] | None) -> dict[str, npt.NDArray[np.generic]]:
+        copying.set()
+        assert may_go_on.wait(WITHIN_S)
+        return fields(chunk, names)
 
-        monkeypatch.setattr(CopiedRows, "fields", slow_fields)
-        reading = second_thread.submit(lambda: observer.read(newest=8)["mark"].tolist())
-        assert copying.wait(WITHIN_S)
-        try:
-            refused("observer olga", observer.window)
-        finally:
-            may_go_on.set()
-        assert reading.result(WITHIN_S) == list(range(8))
+    monkeypatch.setattr(CopiedRows, "fields", slow_fields)
+    reading = second_thread.submit(lambda: observer.read(newest=8)["mark"].tolist())
+    assert copying.wait(WITHIN_S)
+    try:
+        refused("observer olga", observer.window)
+    finally:
+        may_go_on.set()
+    assert reading.result(WITHIN_S) == list(range(8))
 
 
 def test_an_admin_in_which_another_thread_waits_refuses_calls(
-    start_server: Callable[..., ServerProcess], second_thread: ThreadPoolExecutor, tmp_path: Path
+    server: ServerProcess, second_thread: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    server = start_server("--capacity", "100", "--slot-rows", "8")
     with Admin.connect(server.name, run_dir=server.run_dir) as admin:
         with frozen(server.child):
             waiting = second_thread.submit(admin.set, "tolerance", "64", timeout=WITHIN_S)
