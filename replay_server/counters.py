@@ -7,6 +7,7 @@ import struct
 from collections import deque
 from dataclasses import dataclass
 
+from replay_server_protocol.episodes import Scalars
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.moments import Moments
 from replay_server_protocol.schema import PlacedField
@@ -15,7 +16,7 @@ from replay_server.running import Running, finite
 
 _LATENCIES_KEPT = 2048
 _RATE_WINDOW_S = 5.0
-_SCALAR = "<Qdddd"
+_SCALAR = struct.Struct("<Qdddd")
 _FIRST_BITS, _LAST_BITS = 10, 34
 
 WAIT_BOUNDS_S = tuple(2**bits / 1e9 for bits in range(_FIRST_BITS, _LAST_BITS + 1))
@@ -107,27 +108,28 @@ class Tally:
         self.moments = Moments.empty(field.elements)
         self._scalar = Running()
 
-    def check(self, packed: bytes) -> None:
-        """Raises ProtocolViolation if ``packed`` can't be moments of this field."""
-        if self.field.elements > 1 or len(packed) != struct.calcsize(_SCALAR):
-            Moments.unpack(packed, self.field.elements)
-            return
-        count, mean, squares, low, high = struct.unpack(_SCALAR, packed)
+    def read(self, packed: bytes) -> Moments | Scalars:
+        """What ``merge`` adds. Raises ProtocolViolation if ``packed`` can't be moments of this field."""
+        if self.field.elements > 1 or len(packed) != _SCALAR.size:
+            return Moments.unpack(packed, self.field.elements)
+        scalars: Scalars = _SCALAR.unpack(packed)
+        count, mean, squares, low, high = scalars
         if count and not (math.isfinite(mean) and 0 <= squares < math.inf and -math.inf < low <= high < math.inf):
             raise ProtocolViolation(f"moments of {self.field.name!r} must be finite, with squares >= 0 and low <= high")
+        return scalars
 
-    def merge(self, packed: bytes) -> None:
-        """Adds packed moments that passed ``check``."""
-        if self.field.elements > 1:
-            self.moments.merge(Moments.unpack(packed, self.field.elements))
-            return
-        self._scalar.merge(*struct.unpack(_SCALAR, packed))
+    def merge(self, part: Moments | Scalars) -> None:
+        """Adds moments of this field, as ``read`` gave them."""
+        if isinstance(part, Moments):
+            self.moments.merge(part)
+        else:
+            self._scalar.merge(*part)
 
     def pack(self) -> bytes:
-        """What ``merge`` into an empty tally makes this one again from."""
+        """From what ``read`` makes of it ``merge`` into an empty tally makes this one again."""
         if self.field.elements > 1:
             return self.moments.pack()
-        return struct.pack(_SCALAR, *(self._scalar.parts or (0, 0.0, 0.0, 0.0, 0.0)))
+        return _SCALAR.pack(*(self._scalar.parts or (0, 0.0, 0.0, 0.0, 0.0)))
 
     def report(self) -> dict[str, object]:
         """count, mean, std, min, max: numbers for a scalar field, lists per element otherwise, null before the first row."""

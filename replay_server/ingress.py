@@ -25,7 +25,7 @@ from replay_server.credit import Verdict
 from replay_server.flow import Flow, FlowState
 from replay_server.leases import Leases
 from replay_server.links import check_lanes, complete, link_span
-from replay_server.metadata import Metadata, note_nonfinite
+from replay_server.metadata import NOTHING, Metadata, Said, note_nonfinite
 from replay_server.ring import Ring, Span
 from replay_server.sessions import CollectorSession
 from replay_server.storage import Copy, RingLayout, RingMemory, Write
@@ -47,6 +47,7 @@ class Published:
     message: Publish
     rows: int
     received_ns: int
+    said: Said = NOTHING
     is_repeat: bool = False
 
 
@@ -91,6 +92,7 @@ class Ingress:
         self.blocked_since_ns: int | None = None
         self._queue: deque[Published] = deque()
         self._in_flight: deque[Flight] = deque()
+        self._unnoted: list[Published] = []
         self._completed = 0
         self.committed_origins = Origins()
         """The last publish of each origin whose rows are committed: those before it are too."""
@@ -133,9 +135,15 @@ class Ingress:
             collector.queued += 1
             self._queue.append(Published(collector, message, 0, now_ns, is_repeat=True))  # its credit follows that of the first one
             return verdict
-        wrong = "an earlier publish of its origin is missing" if turn is Turn.EARLY else self._what_is_wrong(collector, message)
+        wrong, said = None, NOTHING
         if turn is Turn.EARLY:
+            wrong = "an earlier publish of its origin is missing"
             message = message._replace(origin="")  # it was not taken: its number says nothing of what is committed
+        else:
+            try:
+                said = self._read(collector, message)
+            except (ProtocolViolation, ValueError) as error:
+                wrong = str(error)
         rows = 0 if wrong else message.rows
         rejected = message.rejected + (min(message.rows, collector.slot_rows) if wrong else 0)
         collector.queued += 1
@@ -148,7 +156,7 @@ class Ingress:
         self.counters.rows_masked += message.masked
         self.counters.nonfinite_rows += message.nonfinite
         note_nonfinite(collector, message, now_ns)
-        self._queue.append(Published(collector, message, rows, now_ns))
+        self._queue.append(Published(collector, message, rows, now_ns, said))
         if wrong:
             raise ProtocolViolation(f"publish {message.number}: {wrong}; its {message.rows} rows are rejected")
         return verdict
@@ -186,6 +194,12 @@ class Ingress:
             if flight.then is not None:
                 flight.then()
         return list(credited.values())
+
+    def note(self) -> None:
+        """Adds up what committed publishes say of their rows. After their credits and grants, which somebody waits for."""
+        for published in self._unnoted:
+            self.metadata.merge(published.collector, published.said)
+        self._unnoted.clear()
 
     def write(self, offset: int, content: bytes, then: Callable[[], None]) -> None:
         """Writes a few bytes beside the rows, in order with the copies; ``then`` runs when they were seen there."""
@@ -291,7 +305,7 @@ class Ingress:
         if message.origin:
             self.committed_origins.take(message.origin, message.origin_number)
         if span.rows:
-            self.metadata.merge(collector, message)
+            self._unnoted.append(published)
         self.commit_latency.note(now_ns - published.received_ns)
 
     def _trace_copy(self, collector: CollectorSession, flight: Flight) -> None:
@@ -313,13 +327,11 @@ class Ingress:
             self._origins.take(message.origin, message.origin_number)
         return turn
 
-    def _what_is_wrong(self, collector: CollectorSession, message: Publish) -> str | None:
+    def _read(self, collector: CollectorSession, message: Publish) -> Said:
+        """What the message says of its rows. Raises ProtocolViolation or ValueError where it doesn't fit its slot."""
         if message.rows > collector.slot_rows:
-            return f"{message.rows} rows don't fit a slot of {collector.slot_rows}"
-        try:
-            self.metadata.check(message)
-            if self.layout.link is not None:
-                check_lanes(message.rows, collector.hello.lanes, message.lanes)
-        except (ProtocolViolation, ValueError) as error:
-            return str(error)
-        return None
+            raise ProtocolViolation(f"{message.rows} rows don't fit a slot of {collector.slot_rows}")
+        said = self.metadata.read(message)
+        if self.layout.link is not None:
+            check_lanes(message.rows, collector.hello.lanes, message.lanes)
+        return said

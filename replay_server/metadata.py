@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from replay_server_protocol.episodes import unpack_episodes
+from replay_server_protocol.episodes import EndedEpisodes, Scalars, unpack_episodes
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
+from replay_server_protocol.moments import Moments
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.versions import unpack_versions
 
@@ -38,6 +40,18 @@ class Notes:
         return cls(is_summed and any(field.elements == 1 for field in ends), "policy_version" in roles)
 
 
+class Said(NamedTuple):
+    """What one publish says of its rows, checked: moments field by field, (version, rows) pairs and the mailbox of the versions."""
+
+    moments: tuple[Moments | Scalars, ...] = ()
+    episodes: EndedEpisodes | None = None
+    versions: tuple[tuple[int, int], ...] = ()
+    mailbox: str = ""
+
+
+NOTHING = Said()
+
+
 class Metadata:
     """Moments, episodes and staleness of one ring. ``newest_version`` gives a mailbox's, or that of the newest post for an unknown one."""
 
@@ -48,34 +62,36 @@ class Metadata:
         self.staleness = Staleness()
         self._newest_version = newest_version
 
-    def check(self, message: Publish) -> None:
+    def read(self, message: Publish) -> Said:
         """Raises ProtocolViolation for what can't be said of these rows."""
         if message.moments and len(message.moments) != len(self.tallies):
             raise ProtocolViolation(f"moments of {len(message.moments)} fields came, {len(self.tallies)} are kept")
-        for tally, packed in zip(self.tallies, message.moments, strict=False):
-            tally.check(packed)
+        moments = tuple(tally.read(packed) for tally, packed in zip(self.tallies, message.moments, strict=False))
+        episodes, versions = None, tuple[tuple[int, int], ...]()
         if message.episodes:
             if not self.notes.has_episodes:
                 raise ProtocolViolation("episodes came, but the schema does not say how they end")
-            ended = unpack_episodes(message.episodes).returns[0]
+            episodes = unpack_episodes(message.episodes)
+            ended = episodes.returns[0]
             if ended > message.rows:
                 raise ProtocolViolation(f"{ended} episodes can't end in {message.rows} rows")
         if message.versions:
             if not self.notes.has_versions:
                 raise ProtocolViolation("policy versions came, but no field has that role")
-            if sum(rows for _, rows in unpack_versions(message.versions)) != message.rows:
+            versions = tuple(unpack_versions(message.versions))
+            if sum(rows for _, rows in versions) != message.rows:
                 raise ProtocolViolation(f"policy versions are not those of {message.rows} rows")
+        return Said(moments, episodes, versions, message.mailbox)
 
-    def merge(self, collector: CollectorSession, message: Publish) -> None:
-        """Adds what a checked publish says; its rows are committed now."""
-        for tally, packed in zip(self.tallies, message.moments, strict=False):
-            tally.merge(packed)
-        if message.episodes:
-            ended = unpack_episodes(message.episodes)
-            self.episodes.merge(ended)
-            collector.episodes.merge(ended)
-        if message.versions:
-            self.staleness.note(self._newest_version(message.mailbox), unpack_versions(message.versions))
+    def merge(self, collector: CollectorSession, said: Said) -> None:
+        """Adds what a publish said; its rows are committed now."""
+        for tally, part in zip(self.tallies, said.moments, strict=False):
+            tally.merge(part)
+        if said.episodes is not None:
+            self.episodes.merge(said.episodes)
+            collector.episodes.merge(said.episodes)
+        if said.versions:
+            self.staleness.note(self._newest_version(said.mailbox), said.versions)
 
 
 def note_nonfinite(collector: CollectorSession, message: Publish, now_ns: int) -> None:

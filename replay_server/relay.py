@@ -167,7 +167,7 @@ class RelayIngress(Ingress):
         collector.last_committed_seq = max(collector.last_committed_seq, committed)
         self.counters.rows_committed += published.rows
         if published.rows:
-            self.metadata.merge(collector, message)
+            self._unnoted.append(published)
         self.commit_latency.note(now_ns - published.received_ns)
 
 

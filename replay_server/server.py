@@ -115,6 +115,7 @@ class Server:
             self._drain()
             self._commit()
             self._grant()
+            self._note()
             self._revoke()
             self.replay.flow_clock.tell(flow_state(self.replay), time.monotonic_ns())
             self._made_progress |= self._status.answer_nowait(is_busy=not self._is_status_asked)
@@ -268,6 +269,10 @@ class Server:
             replay.send(learner, grant_of(lease, granted.message))
         if grants:
             self._trace("grant", now_ns, leases=len(grants), committed=replay.store.ring.committed)
+
+    def _note(self) -> None:
+        if self.replay.store is not None:
+            self.replay.store.ingress.note()
 
     def _revoke(self) -> None:
         now_ns = time.monotonic_ns()

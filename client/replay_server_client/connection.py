@@ -119,7 +119,8 @@ class Connection:
 
     def check_caller(self) -> None:
         """As ``check_process``. Raises InvalidRequest while another thread waits in this client: sockets and slots belong to one."""
-        self.check_process()
+        if os.getpid() != self._pid:
+            self.check_process()
         self.turn.check()
 
     def waiting(self) -> AbstractContextManager[None]:

@@ -89,6 +89,11 @@ class Engine:
         with self._lock:
             return self.conversation.register(make, ordinal)
 
+    @property
+    def has_thread(self) -> bool:
+        """Whether a background thread drives: it ends with the first ``progress()``."""
+        return self._thread is not None
+
     def wake(self, begin_ns: int = 0) -> None:
         """Tells the background thread that the caller changed something, to be looked at from ``begin_ns`` on, or when a message comes.
 

@@ -11,6 +11,7 @@ a row, doesn't. Rows are laid out lane by lane in numpy; nothing here runs once 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from replay_server_protocol.schema import PlacedField, Schema
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+T = TypeVar("T", np.float64, np.int64)
 
 _FEW_STEPS = 4
 """Up to so many, a loop over steps costs less than laying rows out by lanes."""
@@ -111,29 +113,35 @@ class LaneSums:
 
     def _take_steps(self, rewards: Floats, ends: Bools) -> tuple[bytes, bytes]:
         """The same where all lanes go on, step by step: for many lanes and few steps, or for steps that end nothing."""
-        if not ends.any() and self._gamma is None:
-            with np.errstate(over="ignore", invalid="ignore"):
-                self._total += rewards.sum(0)
-            self._rows += len(rewards)
-            return b"", b""
         returns, totals, rows = [], [], []
         with np.errstate(over="ignore", invalid="ignore"):
+            if self._gamma is None and not ends.any():
+                self._total += rewards.sum(0)
+                self._rows += len(rewards)
+                return b"", b""
             for reward, end in zip(rewards, ends, strict=True):
                 self._total += reward
                 self._rows += 1
-                over = np.flatnonzero(end)
+                (over,) = end.nonzero()
                 if self._gamma is not None:
                     self._return = self._gamma * self._return + reward
                     returns.append(self._return.copy())
                     self._return[over] = 0.0
-                counted = over[self._is_whole[over] & np.isfinite(self._total[over])]
-                totals.append(self._total[counted])
-                rows.append(self._rows[counted])
-                self._total[over], self._rows[over], self._is_whole[over] = 0.0, 0, True
-            packed = pack_scalars(np.concatenate(returns)) if returns else b""
+                if len(over):
+                    total, length = self._take_ended(over)
+                    totals.append(total)
+                    rows.append(length)
+            packed = pack_scalars(_joined(returns)) if returns else b""
             if packed is None:
                 self._return[~np.isfinite(self._return)] = 0.0
-        return packed or (_NO_RETURNS if returns else b""), pack_episodes(np.concatenate(totals), np.concatenate(rows))
+        return packed or (_NO_RETURNS if returns else b""), pack_episodes(_joined(totals), _joined(rows)) if totals else b""
+
+    def _take_ended(self, lanes: Ints) -> tuple[Floats, Ints]:
+        """Returns and rows of the episodes that end in these lanes, as far as they count; the lanes begin anew."""
+        total, rows = self._total[lanes], self._rows[lanes]
+        is_counted = self._is_whole[lanes] & np.isfinite(total)
+        self._total[lanes], self._rows[lanes], self._is_whole[lanes] = 0.0, 0, True
+        return (total, rows) if is_counted.all() else (total[is_counted], rows[is_counted])
 
     def _lay(self, rows: int) -> Laid:
         if len(self._plain.order) != rows:
@@ -181,3 +189,7 @@ class LaneSums:
             return b""
         counted = counted[np.argsort(laid.order[stops[counted] - 1])]
         return pack_episodes(totals[counted], rows[counted])
+
+
+def _joined(parts: list[npt.NDArray[T]]) -> npt.NDArray[T]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -95,10 +95,10 @@ class Prefetch:
 
     def ready(self, min_committed: int) -> Place | None:
         """The turn's place if its batch is ready and new enough."""
-        place = self.next_place
-        if place is None or place.state is not _READY or self.ring is None or place.committed < min_committed:
+        if self.ring is None:
             return None
-        return place
+        place = self.places[self._turn]
+        return place if place.state is _READY and place.committed >= min_committed else None
 
     def pass_turn(self, place: Place) -> None:
         """Its batch is lent: the next one's turn comes."""

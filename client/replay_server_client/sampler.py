@@ -29,6 +29,7 @@ class Sampler:
         self.counters = prefetch.counters
         self._engine = engine
         self._prefetch = prefetch
+        self._is_by_priority = self.request.is_by_priority
         self._lent: tuple[Batch, Place] | None = None
         self._refused_before = 0
 
@@ -46,14 +47,16 @@ class Sampler:
 
         Raises InvalidRequest for what can never be met, ReplayTimeout naming what was missing, ServerClosing, ServerGone.
         """
-        trace = self._engine.connection.trace
+        connection = self._engine.connection
+        trace = connection.trace
         begin_ns = trace.now_ns() if trace is not None else 0
-        self._engine.connection.check_caller()
+        connection.check_caller()
         if alpha is not None or beta is not None:
             self._prefetch.exponents = self._exponents(alpha, beta)
-        self._prefetch.head_start.call(time.monotonic_ns())
+        if self._engine.has_thread:
+            self._prefetch.head_start.call(time.monotonic_ns())
         self._give_back()
-        if self.request.is_by_priority:
+        if self._is_by_priority:
             self._look_at_refused()
         place = self._prefetch.ready(min_committed)
         batch = self._lend(self._wait(min_committed, timeout) if place is None else place)
@@ -98,7 +101,7 @@ class Sampler:
 
     def _exponents(self, alpha: float | None, beta: float | None) -> tuple[float, float]:
         """Those of the draws to come: what is given, else as before. Raises InvalidRequest by name, and nothing has changed."""
-        if not self.request.is_by_priority:
+        if not self._is_by_priority:
             raise InvalidRequest("alpha and beta are exponents of priorities: sample with by='priority'")
         before_alpha, before_beta = self._prefetch.exponents
         return (
@@ -133,7 +136,8 @@ class Sampler:
         batch = Batch(place.memory, place.number, (grant.tail, grant.committed))
         self._lent = batch, place
         self._prefetch.pass_turn(place)
-        self._engine.wake(self._prefetch.head_start.lend(time.monotonic_ns()))
+        if self._engine.has_thread:
+            self._engine.wake(self._prefetch.head_start.lend(time.monotonic_ns()))
         return batch
 
     def _wait(self, min_committed: int, timeout: float | None) -> Place:

@@ -10,6 +10,7 @@ A step (one row a lane) is never split over two slots. Rows left out by a mask t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -113,7 +114,8 @@ class SlotWriter:
         rejected = nonfinite = 0
         offender: tuple[str, int] | None = None
         plan, rows = self._plan, self.rows
-        scalars = {field.name: pack_scalars(self._view_of[field.name][:rows]) for field in plan.scalars} if rows else {}
+        columns = {field.name: self._view_of[field.name][:rows].astype(np.float64) for field in plan.scalars} if rows else {}
+        scalars = {name: pack_scalars(column) for name, column in columns.items()}
         for field in plan.checked:
             finite = None if scalars.get(field.name) else self._finite_rows(field)
             if finite is None:
@@ -124,10 +126,10 @@ class SlotWriter:
             else:
                 rejected += self._reject(finite)
         if rejected:
-            scalars = {}
+            scalars, columns = {}, {}
         if not self.rows:
             return Filled(0, rejected, nonfinite, b"", [], b"", b"", offender)
-        returns, episodes = (b"", b"") if plan.sums is None else self._along_lanes(plan.sums)
+        returns, episodes = (b"", b"") if plan.sums is None else self._along_lanes(plan.sums, columns.get(plan.sums.fields.reward.name))
         moments = [returns if field is None else scalars.get(field.name) or self._moments(field).pack() for field in plan.moments]
         lanes = b"" if self._is_plain or not plan.links else self._lane_of[: self.rows].tobytes()
         versions = b"" if plan.version is None else pack_versions(self._view_of[plan.version.name][: self.rows])  # type: ignore[arg-type]
@@ -177,16 +179,20 @@ class SlotWriter:
             moments = Moments.of(values) if len(values) else Moments.empty(field.elements)
         return moments if np.isfinite(moments.mean).all() else Moments.empty(field.elements)  # a sum beyond float64
 
-    def _along_lanes(self, sums: LaneSums) -> tuple[bytes, bytes]:
-        """Packed moments of the running return, and the episodes that ended."""
+    def _along_lanes(self, sums: LaneSums, rewards: npt.NDArray[np.float64] | None) -> tuple[bytes, bytes]:
+        """Packed moments of the running return, and the episodes that ended. ``rewards`` None: they are not read yet."""
         fields, n = sums.fields, self.rows
-        ends = np.zeros(n, np.bool_)
-        for field in fields.ends:
-            ends |= self._view_of[field.name][:n].reshape(n) != 0
-        firsts = None if fields.first is None else self._view_of[fields.first.name][:n].reshape(n) != 0
-        return sums.take(
-            self._floats(fields.reward).reshape(n).astype(np.float64), ends, firsts, None if self._is_plain else self._lane_of[:n]
-        )
+        if rewards is None:
+            rewards = self._floats(fields.reward).reshape(n).astype(np.float64)
+        first, *others = [self._is_set(field) for field in fields.ends] or [np.zeros(n, np.bool_)]
+        ends = functools.reduce(np.logical_or, others, first)
+        firsts = None if fields.first is None else self._is_set(fields.first)
+        return sums.take(rewards, ends, firsts, None if self._is_plain else self._lane_of[:n])
+
+    def _is_set(self, field: PlacedField) -> Bools:
+        """Where a field of one value a row is not 0."""
+        is_set: Bools = self._view_of[field.name][: self.rows].reshape(self.rows) != 0
+        return is_set
 
     def _reject(self, finite: Bools) -> int:
         rows = self.rows

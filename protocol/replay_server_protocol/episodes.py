@@ -38,11 +38,11 @@ def pack_episodes(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int6
     """Packs n episodes, in order of their ends, with finite returns; empty for none, or for returns beyond float64 in sum."""
     if not len(returns):
         return b""
-    packed = pack_scalars(returns), pack_scalars(lengths)
-    if packed[0] is None or packed[1] is None:
+    packed_returns, packed_lengths = pack_scalars(returns), pack_scalars(lengths)
+    if packed_returns is None or packed_lengths is None:
         return b""
-    last = np.stack((returns[-LAST_EPISODES:], lengths[-LAST_EPISODES:].astype(np.float64)), axis=1)
-    return packed[0] + packed[1] + last.tobytes()
+    last = zip(returns[-LAST_EPISODES:].tolist(), lengths[-LAST_EPISODES:].tolist(), strict=True)
+    return b"".join((packed_returns, packed_lengths, *(_PAIR.pack(total, length) for total, length in last)))
 
 
 def unpack_episodes(packed: bytes) -> EndedEpisodes:

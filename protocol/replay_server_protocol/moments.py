@@ -23,6 +23,9 @@ RETURN = "return"
 
 _LARGEST = sys.float_info.max
 """What squares beyond it are taken for: they stay numbers."""
+_FEW = 16
+"""Of so many numbers Python's own arithmetic is the faster one."""
+_SCALAR = struct.Struct("<Qdddd")
 
 
 @dataclass(slots=True)
@@ -83,11 +86,22 @@ class Moments:
 
 def pack_scalars(values: npt.NDArray[np.generic]) -> bytes | None:
     """``Moments.of(values).pack()`` of ``values[n]``, n >= 1, in a tenth of the time; None if one is not finite."""
+    if len(values) <= _FEW:
+        return _pack_few([float(value) for value in values.tolist()])
     wide = values.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):  # infinities of both signs; a sum beyond float64
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities of both signs; sums and squares beyond float64
         mean = float(np.add.reduce(wide)) / len(wide)
+        if not math.isfinite(mean):
+            return None
+        low, high = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
+        wide -= mean
+        squares = float(wide.dot(wide))
+    return _SCALAR.pack(len(wide), mean, min(squares, _LARGEST), low, high)
+
+
+def _pack_few(values: list[float]) -> bytes | None:
+    mean = sum(values) / len(values)
     if not math.isfinite(mean):
         return None
-    low, high = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
-    wide -= mean
-    return struct.pack("<Qdddd", len(wide), mean, min(float(wide.dot(wide)), _LARGEST), low, high)
+    squares = sum((value - mean) * (value - mean) for value in values)
+    return _SCALAR.pack(len(values), mean, min(squares, _LARGEST), min(values), max(values))

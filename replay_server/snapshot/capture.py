@@ -68,8 +68,7 @@ def restore_state(replay: Replay, store: Store, state: Mapping[str, Any], moment
         store.ingress.restore_origins(dict(state.get("origins", {})))
         for tally in store.tallies:
             if tally.field.name in moments:
-                tally.check(moments[tally.field.name])
-                tally.merge(moments[tally.field.name])
+                tally.merge(tally.read(moments[tally.field.name]))
     except (KeyError, TypeError, ValueError, OverflowError, ProtocolViolation) as error:
         raise InvalidRequest(f"the snapshot's state can't be read: {type(error).__name__}: {error}") from error
 

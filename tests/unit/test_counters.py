@@ -22,9 +22,7 @@ VALUES = st.floats(-1e6, 1e6, width=32)
 def test_a_scalar_tally_agrees_with_numpy_over_all_rows(parts: list[list[float]]) -> None:
     tally = Tally(SCHEMA["reward"])
     for part in parts:
-        packed = Moments.of(np.array(part, np.float32)).pack()
-        tally.check(packed)
-        tally.merge(packed)
+        tally.merge(tally.read(Moments.of(np.array(part, np.float32)).pack()))
     every = np.concatenate([np.array(part, np.float32) for part in parts]).astype(np.float64)
     report = tally.report()
     assert (report["count"], report["min"], report["max"]) == (len(every), every.min(), every.max())
@@ -38,7 +36,7 @@ def test_a_wide_tally_agrees_with_numpy_element_by_element(sizes: list[int], see
     tally, every = Tally(SCHEMA["obs"]), []
     for size in sizes:
         every.append(rng.normal(5, 100, (size, 3)))
-        tally.merge(Moments.of(every[-1]).pack())
+        tally.merge(tally.read(Moments.of(every[-1]).pack()))
     rows, report = np.concatenate(every), tally.report()
     assert report["count"] == len(rows)
     for name, expected in (("mean", rows.mean(0)), ("std", rows.std(0)), ("min", rows.min(0)), ("max", rows.max(0))):
@@ -48,7 +46,7 @@ def test_a_wide_tally_agrees_with_numpy_element_by_element(sizes: list[int], see
 @pytest.mark.parametrize("name", ["reward", "obs"])
 def test_before_the_first_row_a_tally_reports_nulls(name: str) -> None:
     tally = Tally(SCHEMA[name])
-    tally.merge(Moments.empty(SCHEMA[name].elements).pack())
+    tally.merge(tally.read(Moments.empty(SCHEMA[name].elements).pack()))
     assert tally.report() == {"count": 0, "mean": None, "std": None, "min": None, "max": None}
 
 
@@ -62,7 +60,7 @@ def test_moments_that_can_not_be_are_refused(name: str, elements: int, spoil: st
         getattr(moments, spoil)[0] = math.nan
     packed = moments.pack() + (b"x" if spoil == "length" else b"")
     with pytest.raises(ProtocolViolation):
-        Tally(SCHEMA[name]).check(packed)
+        Tally(SCHEMA[name]).read(packed)
 
 
 def test_latency_keeps_the_last_waits_and_names_their_percentiles() -> None:

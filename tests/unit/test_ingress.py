@@ -225,7 +225,7 @@ def test_a_lone_write_is_seen_in_order_with_the_copies() -> None:
     assert bytes(bench.memory.bytes[bench.layout.proof : bench.layout.proof + 5]) == b"proof"
 
 
-def test_moments_are_merged_at_commit_and_wrong_ones_reject_the_rows() -> None:
+def test_moments_are_noted_once_committed_and_wrong_ones_reject_the_rows() -> None:
     bench = Bench(20, 8, keeps_moments=True)
     collector = bench.collector(4, 3)
     packed = Moments.of(np.array([1.0, 3.0], np.float32)).pack()
@@ -234,9 +234,12 @@ def test_moments_are_merged_at_commit_and_wrong_ones_reject_the_rows() -> None:
         with pytest.raises(ProtocolViolation, match="moments"):
             bench.ingress.accept(collector, publish(number, number - 1, 2, moments=wrong), 0)
     bench.ingress.drain(0)
+    bench.ingress.note()
     assert bench.tallies[0].report()["count"] == 0
     bench.memory.complete(3)
     bench.ingress.commit(0)
+    for _ in range(2):
+        bench.ingress.note()
     assert bench.tallies[0].report() == {"count": 2, "mean": 2.0, "std": 1.0, "min": 1.0, "max": 3.0}
     assert (bench.counters.rows_committed, bench.counters.rows_rejected, collector.credits.outstanding) == (2, 4, 3)
 

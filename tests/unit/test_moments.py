@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from replay_server_protocol.errors import ProtocolViolation
-from replay_server_protocol.moments import Moments
+from replay_server_protocol.moments import Moments, pack_scalars
 
 Rows = npt.NDArray[np.float64]
 rows = hnp.arrays(np.float64, st.tuples(st.integers(1, 30), st.just(3)), elements=st.floats(-1e6, 1e6))
@@ -121,3 +121,32 @@ def test_wrong_length_is_a_violation(n_bytes: int) -> None:
 def test_values_that_no_finite_rows_have_are_a_violation(mean: float, squares: float, low: float, high: float) -> None:
     with pytest.raises(ProtocolViolation, match="moments must be finite"):
         Moments.unpack(struct.pack("<Qdddd", 1, mean, squares, low, high), 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.bool_])
+@pytest.mark.parametrize("n", [1, 2, 16, 17, 500])
+def test_scalars_are_packed_as_their_moments_are(n: int, dtype: type[np.generic]) -> None:
+    values = np.random.default_rng(n).normal(3, 20, n).astype(dtype)
+    packed = pack_scalars(values)
+    assert packed is not None
+    assert_close(Moments.unpack(packed, 1), values.reshape(n, 1).astype(np.float64))
+
+
+@pytest.mark.parametrize("n", [2, 16, 17])
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_scalars_of_which_one_is_not_finite_have_no_moments(n: int, odd: float) -> None:
+    values = np.ones(n)
+    values[-1] = odd
+    assert pack_scalars(values) is None
+    values[0] = -odd
+    assert pack_scalars(values) is None
+
+
+@pytest.mark.parametrize("n", [2, 16, 17])
+def test_scalars_beyond_float64_in_sum_have_no_moments_and_in_squares_the_largest(n: int) -> None:
+    largest = np.finfo(np.float64).max
+    assert pack_scalars(np.full(n, largest)) is None
+    far = np.array([largest / 2, -largest / 2, *np.zeros(n - 2)])
+    packed = pack_scalars(far)
+    assert packed is not None
+    assert Moments.unpack(packed, 1).squares.tolist() == [largest]

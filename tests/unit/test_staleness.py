@@ -61,9 +61,11 @@ def test_rows_are_as_stale_as_they_are_at_their_commit() -> None:
     bench.ingress.drain(0)
     bench.newest_version = 5
     bench.ingress.commit(0)
+    bench.ingress.note()
     assert bench.metadata.staleness.report()["max"] is None
     bench.memory.complete(1)
     bench.ingress.commit(0)
+    bench.ingress.note()
     assert bench.metadata.staleness.report()["max"] == 2
 
 
