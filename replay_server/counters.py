@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections import deque
 from dataclasses import dataclass
 
-from replay_server_protocol.episodes import Scalars
 from replay_server_protocol.errors import ProtocolViolation
-from replay_server_protocol.moments import Moments
+from replay_server_protocol.moments import SCALARS, Moments, Scalars
 from replay_server_protocol.schema import PlacedField
 
 from replay_server.running import Running, finite
 
 _LATENCIES_KEPT = 2048
 _RATE_WINDOW_S = 5.0
-_SCALAR = struct.Struct("<Qdddd")
 _FIRST_BITS, _LAST_BITS = 10, 34
 
 WAIT_BOUNDS_S = tuple(2**bits / 1e9 for bits in range(_FIRST_BITS, _LAST_BITS + 1))
@@ -110,9 +107,9 @@ class Tally:
 
     def read(self, packed: bytes) -> Moments | Scalars:
         """What ``merge`` adds. Raises ProtocolViolation if ``packed`` can't be moments of this field."""
-        if self.field.elements > 1 or len(packed) != _SCALAR.size:
+        if self.field.elements > 1 or len(packed) != SCALARS.size:
             return Moments.unpack(packed, self.field.elements)
-        scalars: Scalars = _SCALAR.unpack(packed)
+        scalars: Scalars = SCALARS.unpack(packed)
         count, mean, squares, low, high = scalars
         if count and not (math.isfinite(mean) and 0 <= squares < math.inf and -math.inf < low <= high < math.inf):
             raise ProtocolViolation(f"moments of {self.field.name!r} must be finite, with squares >= 0 and low <= high")
@@ -129,7 +126,7 @@ class Tally:
         """From what ``read`` makes of it ``merge`` into an empty tally makes this one again."""
         if self.field.elements > 1:
             return self.moments.pack()
-        return _SCALAR.pack(*(self._scalar.parts or (0, 0.0, 0.0, 0.0, 0.0)))
+        return SCALARS.pack(*(self._scalar.parts or (0, 0.0, 0.0, 0.0, 0.0)))
 
     def report(self) -> dict[str, object]:
         """count, mean, std, min, max: numbers for a scalar field, lists per element otherwise, null before the first row."""

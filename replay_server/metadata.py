@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from replay_server_protocol.episodes import EndedEpisodes, Scalars, unpack_episodes
+from replay_server_protocol.episodes import EndedEpisodes, unpack_episodes
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
-from replay_server_protocol.moments import Moments
+from replay_server_protocol.moments import Moments, Scalars
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.versions import unpack_versions
 

@@ -6,6 +6,7 @@ sending may use a change up: ``advance`` ends only when the socket was read empt
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
@@ -34,6 +35,8 @@ from replay_server_client.proven_ring import ProvenRing
 ASK_AGAIN_NS = 1_000_000_000
 """A request without an answer for so long is repeated with its number."""
 IDLE_NAP_S = 0.5
+AT_REST_S = math.inf
+"""The nap of who has asked for nothing and waits for nobody but the caller."""
 LOOKOUT = 2**62
 """The ordinal of the requester that looks at rows: it shifts no sampler's."""
 
@@ -57,7 +60,7 @@ class Requester(Protocol):
         """The ring is about to be unmapped: finish what reads it and drop every view of it."""
 
     def nap_s(self) -> float:
-        """How long nothing happens if no message comes."""
+        """How long nothing happens if no message comes; AT_REST_S where none is awaited either."""
 
 
 class Conversation:
@@ -119,8 +122,8 @@ class Conversation:
         self._proven.let_go()
 
     def nap_s(self) -> float:
-        """How long nothing happens if no message comes."""
-        if not self.connection.is_attached:
+        """How long nothing happens if no message comes; AT_REST_S where none is awaited either."""
+        if not self.connection.is_attached or self.ring is None:
             return IDLE_NAP_S
         return min((requester.nap_s() for requester in self._requesters.values()), default=IDLE_NAP_S)
 

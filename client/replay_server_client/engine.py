@@ -24,7 +24,7 @@ from replay_server_protocol.process import spin_s
 from replay_server_protocol.schema import Schema
 
 from replay_server_client.connection import Connection
-from replay_server_client.conversation import IDLE_NAP_S, Conversation, R
+from replay_server_client.conversation import AT_REST_S, IDLE_NAP_S, Conversation, R
 from replay_server_client.deadline import Deadline
 from replay_server_client.mapping import is_for_one_thread
 from replay_server_client.proven_ring import ProvenRing
@@ -94,13 +94,14 @@ class Engine:
         """Whether a background thread drives: it ends with the first ``progress()``."""
         return self._thread is not None
 
-    def wake(self, begin_ns: int = 0) -> None:
+    def wake(self, begin_ns: int = 0, next_ns: int = 0) -> None:
         """Tells the background thread that the caller changed something, to be looked at from ``begin_ns`` on, or when a message comes.
+        What it changes next can wait until ``next_ns``; 0 where that isn't known.
 
-        Costs a microsecond; never waits.
+        Costs a microsecond, and where the thread has to be woken ten; never waits.
         """
         if self._thread is not None:
-            self._wake.ring(begin_ns)
+            self._wake.ring(begin_ns, next_ns)
 
     def progress(self) -> None:
         """Advances without waiting; what is granted of a ring in host memory is gathered here.
@@ -265,7 +266,7 @@ class Engine:
             if work is not None:
                 work()
             else:
-                self._sleep(nap_s, 0.0, self._wake.fd)
+                self._doze(nap_s)
         if self._is_abandoned:
             self.close()
 
@@ -287,20 +288,32 @@ class Engine:
                 relax_capture_mode()
         return ring is not None
 
-    def _sleep(self, nap_s: float, spin_until_s: float, *also: int) -> None:
-        """Until a message may be there, or for a nap while the GPU works; until ``spin_until_s`` without really sleeping."""
-        spin_s = max(0.0, spin_until_s - time.monotonic()) if spin_until_s else 0.0
+    def _sleep(self, nap_s: float, spin_until_s: float) -> None:
+        """The caller's: until a message may be there, or for a nap while the GPU works; until ``spin_until_s`` without really sleeping."""
+        spin_s = max(0.0, spin_until_s - time.monotonic())
         if nap_s <= _SHORT_NAP_S:
             time.sleep(0.0 if spin_s else nap_s)
-            return
-        self.connection.sleep(nap_s, also, spin_s)
-        if also:
-            self._wake.hush()
-            self._leave_head_start()
+        else:
+            self.connection.sleep(nap_s, spin_s=spin_s)
 
-    def _leave_head_start(self) -> None:
-        """Sleeps on where the caller has just been lent a batch, and needs the interpreter more; never longer: a poll rounds up."""
-        rest_s = (self._wake.begin_ns - time.monotonic_ns()) / 1e9
+    def _doze(self, nap_s: float) -> None:
+        """The background thread's: until a message or the bell, or until what the caller does next may concern it; then on where the
+        caller has just been lent a batch, and needs the interpreter more."""
+        if nap_s <= _SHORT_NAP_S:
+            time.sleep(nap_s)
+            return
+        next_ns = self._wake.next_ns if nap_s == AT_REST_S else 0
+        if next_ns > time.monotonic_ns():
+            self._wake.listen(next_ns)
+            self._rest_until(next_ns)
+        else:
+            self.connection.sleep(nap_s, (self._wake.fd,))
+        self._wake.hush()
+        self._rest_until(self._wake.begin_ns)
+
+    def _rest_until(self, end_ns: int) -> None:
+        """Or until a message or the bell; never longer: a poll rounds up. Of the last millisecond nothing is heard."""
+        rest_s = (end_ns - time.monotonic_ns()) / 1e9
         if rest_s > _SHORT_NAP_S:
             self.connection.sleep(int(rest_s * 1000) / 1000, (self._wake.fd,))
         elif rest_s > 0:

@@ -85,10 +85,22 @@ class LaneSums:
         self._is_whole: Bools = np.ones(lanes, np.bool_)
         self._plain = Laid.plain(lanes, lanes)
 
-    def take(self, rewards: Floats, ends: Bools, firsts: Bools | None, lane_of: npt.NDArray[np.int32] | None) -> tuple[bytes, bytes]:
-        """The next n >= 1 rows: packed moments of their returns, and the episodes that ended in them. ``lane_of`` None: plain steps."""
+    def take(
+        self, rewards: Floats, ends: Bools, firsts: Bools | None, lane_of: npt.NDArray[np.int32] | None, *, are_tame: bool = False
+    ) -> tuple[bytes, bytes]:
+        """The next n >= 1 rows: packed moments of their returns, and the episodes that ended in them. ``lane_of`` None: plain steps.
+
+        ``are_tame``: the rewards are known to be finite, and no sum of theirs is beyond float64.
+        """
+        if are_tame:
+            return self._take(rewards, ends, firsts, lane_of, None)
         finite = np.isfinite(rewards)
-        lost = None if finite.all() else ~finite
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._take(rewards, ends, firsts, lane_of, None if finite.all() else ~finite)
+
+    def _take(
+        self, rewards: Floats, ends: Bools, firsts: Bools | None, lane_of: npt.NDArray[np.int32] | None, lost: Bools | None
+    ) -> tuple[bytes, bytes]:
         if lane_of is None and firsts is None and lost is None:
             steps = len(rewards) // self._lanes
             if steps <= _FEW_STEPS or (self._gamma is None and not ends.any()):
@@ -106,34 +118,32 @@ class LaneSums:
         begins = is_fresh.copy()
         begins[1:] |= ends[:-1]
         begins[laid.heads] = True
-        with np.errstate(over="ignore", invalid="ignore"):
-            returns = self._returns(rewards, ends, begins, is_fresh, lost, laid) if self._gamma is not None else b""
-            episodes = self._episodes(rewards, ends, begins, is_fresh, is_torn, laid) if self.fields.ends else b""
+        returns = self._returns(rewards, ends, begins, is_fresh, lost, laid) if self._gamma is not None else b""
+        episodes = self._episodes(rewards, ends, begins, is_fresh, is_torn, laid) if self.fields.ends else b""
         return returns, episodes
 
     def _take_steps(self, rewards: Floats, ends: Bools) -> tuple[bytes, bytes]:
         """The same where all lanes go on, step by step: for many lanes and few steps, or for steps that end nothing."""
+        if self._gamma is None and not ends.any():
+            self._total += rewards.sum(0)
+            self._rows += len(rewards)
+            return b"", b""
         returns, totals, rows = [], [], []
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self._gamma is None and not ends.any():
-                self._total += rewards.sum(0)
-                self._rows += len(rewards)
-                return b"", b""
-            for reward, end in zip(rewards, ends, strict=True):
-                self._total += reward
-                self._rows += 1
-                (over,) = end.nonzero()
-                if self._gamma is not None:
-                    self._return = self._gamma * self._return + reward
-                    returns.append(self._return.copy())
-                    self._return[over] = 0.0
-                if len(over):
-                    total, length = self._take_ended(over)
-                    totals.append(total)
-                    rows.append(length)
-            packed = pack_scalars(_joined(returns)) if returns else b""
-            if packed is None:
-                self._return[~np.isfinite(self._return)] = 0.0
+        for reward, end in zip(rewards, ends, strict=True):
+            self._total += reward
+            self._rows += 1
+            (over,) = end.nonzero()
+            if self._gamma is not None:
+                self._return = self._gamma * self._return + reward
+                returns.append(self._return.copy())
+                self._return[over] = 0.0
+            if len(over):
+                total, length = self._take_ended(over)
+                totals.append(total)
+                rows.append(length)
+        packed = pack_scalars(_joined(returns)) if returns else b""
+        if packed is None:
+            self._return[~np.isfinite(self._return)] = 0.0
         return packed or (_NO_RETURNS if returns else b""), pack_episodes(_joined(totals), _joined(rows)) if totals else b""
 
     def _take_ended(self, lanes: Ints) -> tuple[Floats, Ints]:

@@ -17,10 +17,13 @@ _LATELY = 8  # of so many ticks the shortest counts, and of so many batches the 
 class HeadStart:
     """Of one request. A tick is the time from a batch lent to the next call; before enough of them are known there is no head start.
 
+    ``next_ns``: the next batch will hardly be asked for before that, however soon the caller comes; 0 where that isn't known.
+
     ``got_ready`` is called by whoever drives the conversation, the rest by the caller's thread.
     """
 
     def __init__(self) -> None:
+        self.next_ns = 0
         self._lent_ns = 0
         self._ticks_ns = deque([0] * _LATELY, _LATELY)
         self._took_ns = deque([0] * _LATELY, _LATELY)
@@ -41,4 +44,6 @@ class HeadStart:
         """A batch is lent: when the thread may ask for the next one. No later than in 5 ms, and ``now_ns`` where that would be late."""
         self._lent_ns = now_ns
         tick_ns = min(self._ticks_ns)
-        return now_ns + max(0, min(tick_ns // _SHARE, tick_ns - _TIMES_READY * self._ready_ns, _MOST_NS))
+        rest_ns = max(0, min(tick_ns // _SHARE, tick_ns - _TIMES_READY * self._ready_ns, _MOST_NS))
+        self.next_ns = now_ns + tick_ns + rest_ns if rest_ns else 0
+        return now_ns + rest_ns

@@ -10,7 +10,7 @@ from replay_server_protocol.messages import Grant, Refused
 
 from replay_server_client.bounce import Bounce, HostBounce, bounce_bytes
 from replay_server_client.connection import error_of
-from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
+from replay_server_client.conversation import ASK_AGAIN_NS, AT_REST_S, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.engine import Engine
 from replay_server_client.lease_requests import LeaseRequests
@@ -99,7 +99,7 @@ class Lookout:
         self._grant, self._bounce, self._asked_ns = None, None, 0
 
     def nap_s(self) -> float:
-        return IDLE_NAP_S
+        return IDLE_NAP_S if self._is_wanted else AT_REST_S
 
     def _has_grant(self) -> bool:
         if self._error is not None:

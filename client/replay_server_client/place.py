@@ -13,7 +13,19 @@ from replay_server_client.gather import Gather
 class Place:
     """One batch buffer with its gather, its state, and the request it holds or waits for."""
 
-    __slots__ = ("asked_committed", "asked_ns", "committed", "gather", "grant", "memory", "number", "seen", "state", "submitted_ns")
+    __slots__ = (
+        "asked_committed",
+        "asked_ns",
+        "committed",
+        "gather",
+        "grant",
+        "is_ahead",
+        "memory",
+        "number",
+        "seen",
+        "state",
+        "submitted_ns",
+    )
 
     def __init__(self, memory: BatchBuffer, gather: Gather, number: int) -> None:
         self.memory = memory
@@ -24,6 +36,7 @@ class Place:
         self.committed = 0
         self.asked_ns = 0
         self.asked_committed = 0
+        self.is_ahead = False  # asked for rows that were not committed yet, as far as was known
         self.submitted_ns = 0
         self.seen = (0, 0, 0)  # generation, session and lease of the newest grant that came, taken or not
 

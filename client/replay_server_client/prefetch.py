@@ -30,7 +30,7 @@ from replay_server_protocol.states import BufferEvent, BufferState
 from replay_server_client.batch_buffer import BatchBuffer
 from replay_server_client.compiled import HowToRun, plain
 from replay_server_client.connection import error_of
-from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
+from replay_server_client.conversation import ASK_AGAIN_NS, AT_REST_S, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.draw import Parameters
 from replay_server_client.gather import Work, make_gather
@@ -47,6 +47,7 @@ _MOST_LATE = 3
 _GATHER_NAP_S = 50e-6
 _RETURN_NAP_S = 200e-6
 _READY = BufferState.READY
+_CALLERS = {BufferState.READY, BufferState.LENT}
 _ALPHA, _BETA = 0.6, 0.4
 """Of Schaul et al. 2016, section 4, proportional variant."""
 _REQUESTS, _GATHERS = "requests", "gathers"
@@ -82,6 +83,7 @@ class Prefetch:
         self._turn = 0
         self._min_committed = 0  # what the waiting call asks for
         self._expected = 0  # what every batch still to come must reach
+        self._committed = 0  # the newest that a grant told of
         self._is_waited_for = False
         self._late_in_a_row = 0
         self._error: ReplayError | None = None
@@ -191,6 +193,7 @@ class Prefetch:
             raise ProtocolViolation(f"a grant of the empty window [{grant.tail:,}, {grant.committed:,})")
         key = self._seeds.key(self._engine.connection.attached_welcome.seed, self._leases.ordinal, place.number)
         place.committed = grant.committed
+        self._committed = max(self._committed, grant.committed)
         place.submitted_ns = time.monotonic_ns()
         trace = self._engine.connection.trace
         if trace is not None and place.asked_ns:  # 0: it was about to be asked for again
@@ -223,7 +226,7 @@ class Prefetch:
     def forget(self) -> None:
         """Ready batches stay as they are: they are the caller's, who drops them when it binds to the next ring. Not counted now."""
         self.ring = None
-        self._expected = 0  # seqs of the next server start anew
+        self._expected = self._committed = 0  # seqs of the next server start anew
         for place in self.places:
             if place.state in (BufferState.REQUESTED, BufferState.GATHERING):
                 place.happen(BufferEvent.FORGET)
@@ -236,7 +239,9 @@ class Prefetch:
         states = {place.state for place in self.places} if self.ring is not None else set()
         if BufferState.GATHERING in states:
             return _GATHER_NAP_S
-        return _RETURN_NAP_S if BufferState.RETURNING in states else IDLE_NAP_S
+        if BufferState.RETURNING in states:
+            return _RETURN_NAP_S
+        return AT_REST_S if states and states <= _CALLERS else IDLE_NAP_S
 
     def _in_turn(self) -> list[Place]:
         return self.places[self._turn :] + self.places[: self._turn]
@@ -269,7 +274,7 @@ class Prefetch:
         return Place(memory, make_gather(ring, memory, self._engine.side_streams, self._how), self.counters.batches + 1 + index)
 
     def _ask(self, place: Place, now_ns: int) -> None:
-        place.asked_ns, place.asked_committed = now_ns, self._wanted
+        place.asked_ns, place.asked_committed, place.is_ahead = now_ns, self._wanted, self._wanted > self._committed
         self._leases.ask(place.number, self.counted_rows, place.asked_committed, self.request.max_age_rows)
 
     def _parameters(self, place: Place, key: int, grant: Grant) -> Parameters:
@@ -304,7 +309,8 @@ class Prefetch:
             return
         self._late_in_a_row = 0
         if place.asked_ns:  # 0: it was about to be asked for again
-            self.head_start.got_ready(now_ns - place.asked_ns)
+            begun_ns = place.submitted_ns if place.is_ahead else place.asked_ns  # who asks later waits no longer for rows
+            self.head_start.got_ready(now_ns - begun_ns)
         place.happen(BufferEvent.COMPLETE)
         if is_stale:
             place.happen(BufferEvent.STALE)

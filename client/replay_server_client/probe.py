@@ -6,7 +6,7 @@ from replay_server_protocol.errors import ReplayError
 from replay_server_protocol.messages import Grant, Refused
 
 from replay_server_client.connection import Connection, error_of
-from replay_server_client.conversation import ASK_AGAIN_NS, IDLE_NAP_S
+from replay_server_client.conversation import ASK_AGAIN_NS, AT_REST_S, IDLE_NAP_S
 from replay_server_client.lease_requests import LeaseRequests
 
 
@@ -61,4 +61,4 @@ class Probe:
         self._is_granted = False
 
     def nap_s(self) -> float:
-        return IDLE_NAP_S
+        return IDLE_NAP_S if self._is_wanted else AT_REST_S

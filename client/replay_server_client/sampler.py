@@ -137,7 +137,8 @@ class Sampler:
         self._lent = batch, place
         self._prefetch.pass_turn(place)
         if self._engine.has_thread:
-            self._engine.wake(self._prefetch.head_start.lend(time.monotonic_ns()))
+            start = self._prefetch.head_start
+            self._engine.wake(start.lend(time.monotonic_ns()), start.next_ns)
         return batch
 
     def _wait(self, min_committed: int, timeout: float | None) -> Place:

@@ -11,13 +11,14 @@ A step (one row a lane) is never split over two slots. Rows left out by a mask t
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from replay_server_protocol.errors import InvalidRequest, RowsRejected, shown
-from replay_server_protocol.moments import Moments, pack_scalars
+from replay_server_protocol.moments import SCALARS, Moments, Scalars, are_tame, scalars_of
 from replay_server_protocol.schema import PlacedField
 from replay_server_protocol.versions import pack_versions
 
@@ -115,7 +116,7 @@ class SlotWriter:
         offender: tuple[str, int] | None = None
         plan, rows = self._plan, self.rows
         columns = {field.name: self._view_of[field.name][:rows].astype(np.float64) for field in plan.scalars} if rows else {}
-        scalars = {name: pack_scalars(column) for name, column in columns.items()}
+        scalars = {name: scalars_of(column) for name, column in columns.items()}
         for field in plan.checked:
             finite = None if scalars.get(field.name) else self._finite_rows(field)
             if finite is None:
@@ -129,8 +130,8 @@ class SlotWriter:
             scalars, columns = {}, {}
         if not self.rows:
             return Filled(0, rejected, nonfinite, b"", [], b"", b"", offender)
-        returns, episodes = (b"", b"") if plan.sums is None else self._along_lanes(plan.sums, columns.get(plan.sums.fields.reward.name))
-        moments = [returns if field is None else scalars.get(field.name) or self._moments(field).pack() for field in plan.moments]
+        returns, episodes = (b"", b"") if plan.sums is None else self._along_lanes(plan.sums, columns, scalars)
+        moments = [returns if field is None else self._moments(field, scalars.get(field.name)) for field in plan.moments]
         lanes = b"" if self._is_plain or not plan.links else self._lane_of[: self.rows].tobytes()
         versions = b"" if plan.version is None else pack_versions(self._view_of[plan.version.name][: self.rows])  # type: ignore[arg-type]
         return Filled(self.rows, rejected, nonfinite, lanes, moments, episodes, versions, offender)
@@ -170,24 +171,29 @@ class SlotWriter:
             return (column.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return column  # type: ignore[return-value]
 
-    def _moments(self, field: PlacedField) -> Moments:
+    def _moments(self, field: PlacedField, scalars: Scalars | None) -> bytes:
+        """Packed moments of the rows that are finite; ``scalars`` if they are known."""
+        if scalars is not None:
+            return SCALARS.pack(*scalars)
         values: npt.NDArray[np.generic] = self._floats(field)
         finite = self._finite_rows(field)
         if finite is not None:
             values = values[finite]
         with np.errstate(over="ignore"):
             moments = Moments.of(values) if len(values) else Moments.empty(field.elements)
-        return moments if np.isfinite(moments.mean).all() else Moments.empty(field.elements)  # a sum beyond float64
+        return (moments if np.isfinite(moments.mean).all() else Moments.empty(field.elements)).pack()  # a sum beyond float64
 
-    def _along_lanes(self, sums: LaneSums, rewards: npt.NDArray[np.float64] | None) -> tuple[bytes, bytes]:
-        """Packed moments of the running return, and the episodes that ended. ``rewards`` None: they are not read yet."""
+    def _along_lanes(
+        self, sums: LaneSums, columns: Mapping[str, npt.NDArray[np.float64]], scalars: Mapping[str, Scalars | None]
+    ) -> tuple[bytes, bytes]:
+        """Packed moments of the running return, and the episodes that ended. ``columns`` were read before, for ``scalars``."""
         fields, n = sums.fields, self.rows
-        if rewards is None:
-            rewards = self._floats(fields.reward).reshape(n).astype(np.float64)
+        name = fields.reward.name
+        rewards = columns[name] if name in columns else self._floats(fields.reward).reshape(n).astype(np.float64)
         first, *others = [self._is_set(field) for field in fields.ends] or [np.zeros(n, np.bool_)]
         ends = functools.reduce(np.logical_or, others, first)
         firsts = None if fields.first is None else self._is_set(fields.first)
-        return sums.take(rewards, ends, firsts, None if self._is_plain else self._lane_of[:n])
+        return sums.take(rewards, ends, firsts, None if self._is_plain else self._lane_of[:n], are_tame=are_tame(scalars.get(name)))
 
     def _is_set(self, field: PlacedField) -> Bools:
         """Where a field of one value a row is not 0."""

@@ -16,12 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay_server_protocol.errors import ProtocolViolation
-from replay_server_protocol.moments import pack_scalars
+from replay_server_protocol.moments import Scalars, pack_scalars
 
 LAST_EPISODES = 100
-
-Scalars = tuple[int, float, float, float, float]
-"""Count, mean, squared deviations, low, high."""
 
 _HEAD = struct.Struct("<QddddQdddd")
 _PAIR = struct.Struct("<dd")

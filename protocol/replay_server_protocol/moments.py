@@ -25,7 +25,12 @@ _LARGEST = sys.float_info.max
 """What squares beyond it are taken for: they stay numbers."""
 _FEW = 16
 """Of so many numbers Python's own arithmetic is the faster one."""
-_SCALAR = struct.Struct("<Qdddd")
+_TAME = 1e140
+"""Numbers up to it have sums and squares that are numbers, too, however many there are."""
+
+Scalars = tuple[int, float, float, float, float]
+"""Count, mean, squared deviations, low, high."""
+SCALARS = struct.Struct("<Qdddd")
 
 
 @dataclass(slots=True)
@@ -85,23 +90,39 @@ class Moments:
 
 
 def pack_scalars(values: npt.NDArray[np.generic]) -> bytes | None:
-    """``Moments.of(values).pack()`` of ``values[n]``, n >= 1, in a tenth of the time; None if one is not finite."""
+    """``Moments.of(values).pack()`` of ``values[n]``, n >= 1, in a tenth of the time; None if one is not finite, or their sum isn't."""
+    scalars = scalars_of(values)
+    return None if scalars is None else SCALARS.pack(*scalars)
+
+
+def scalars_of(values: npt.NDArray[np.generic]) -> Scalars | None:
+    """As ``pack_scalars``, not packed."""
     if len(values) <= _FEW:
-        return _pack_few([float(value) for value in values.tolist()])
+        return _of_few([float(value) for value in values.tolist()])
     wide = values.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):  # infinities of both signs; sums and squares beyond float64
-        mean = float(np.add.reduce(wide)) / len(wide)
-        if not math.isfinite(mean):
-            return None
-        low, high = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
-        wide -= mean
-        squares = float(wide.dot(wide))
-    return _SCALAR.pack(len(wide), mean, min(squares, _LARGEST), low, high)
+    low, high = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
+    if low >= -_TAME and high <= _TAME:
+        return _of(wide, low, high)
+    with np.errstate(invalid="ignore", over="ignore"):  # after rows were copied, when all caches are cold, it costs as much as the rest
+        return _of(wide, low, high)
 
 
-def _pack_few(values: list[float]) -> bytes | None:
+def are_tame(scalars: Scalars | None) -> bool:
+    """Whether no sum of these values, nor of their squares, is beyond float64."""
+    return scalars is not None and scalars[3] >= -_TAME and scalars[4] <= _TAME
+
+
+def _of(wide: Floats, low: float, high: float) -> Scalars | None:
+    mean = float(np.add.reduce(wide)) / len(wide)
+    if not math.isfinite(mean):
+        return None
+    wide -= mean
+    return len(wide), mean, min(float(wide.dot(wide)), _LARGEST), low, high
+
+
+def _of_few(values: list[float]) -> Scalars | None:
     mean = sum(values) / len(values)
     if not math.isfinite(mean):
         return None
     squares = sum((value - mean) * (value - mean) for value in values)
-    return _SCALAR.pack(len(values), mean, min(squares, _LARGEST), min(values), max(values))
+    return len(values), mean, min(squares, _LARGEST), min(values), max(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -66,6 +67,30 @@ def test_background_thread_makes_the_next_batch_ready(collector: Collector, lear
             time.sleep(0.001)  # the thread runs meanwhile; bounded by the line above
         learner.sample(32)
     assert learner.statistics().waited_s == waited_s
+
+
+def test_a_steady_loop_rings_no_bell_and_has_every_batch_ready(
+    collector: Collector, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ticks of 20 ms. On a busy machine some last longer than one and a half of the shortest: then the thread waits for the bell."""
+    collector.write(rows(0, 100))
+    collector.flush()
+    bells: list[int] = []
+    write, n_ready = os.write, 0
+
+    def noted(fd: int, content: bytes) -> int:
+        bells.append(fd)
+        return write(fd, content)
+
+    monkeypatch.setattr(os, "write", noted)
+    for tick in range(60):
+        learner.sample(32)
+        if tick == 20:
+            bells.clear()
+        time.sleep(0.02)  # a step of the loop
+        n_ready += tick >= 20 and _is_ready(learner)
+    assert len(bells) < 20
+    assert n_ready > 20
 
 
 def test_progress_hands_driving_to_the_caller(collector: Collector, learner: Learner) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import time
 
 import pytest
+from replay_server_client.conversation import AT_REST_S, IDLE_NAP_S
 from replay_server_client.engine import Engine
 from replay_server_client.head_start import HeadStart
 from support.clock import FakeClock
@@ -93,13 +94,64 @@ def test_one_batch_that_took_long_counts_for_eight() -> None:
     assert rest_ns(start, now_ns) > 0
 
 
-@pytest.mark.parametrize(("left_ms", "slept_s"), [(5.0, 0.005), (2.99, 0.002), (1.01, 0.001), (0.0, None)])
-def test_the_rest_is_never_longer_and_ends_with_the_bell(monkeypatch: pytest.MonkeyPatch, left_ms: float, slept_s: float | None) -> None:
-    connection = GrantingConnection(FakeClock())
-    slept: list[tuple[float, tuple[int, ...]]] = []
-    monkeypatch.setattr(connection, "sleep", lambda rest_s, also=(): slept.append((rest_s, tuple(also))))
-    monkeypatch.setattr(time, "monotonic_ns", lambda: 1000 * MS)
-    with contextlib.closing(Engine(connection, "cpu", None)) as engine:
-        engine._wake.ring(1000 * MS + round(left_ms * MS))
-        engine._leave_head_start()
-        assert slept == ([] if slept_s is None else [(slept_s, (engine._wake.fd,))])
+def test_the_next_batch_is_asked_for_a_tick_and_a_rest_later_at_the_soonest() -> None:
+    start, now_ns = settled(6 * MS, MS // 2)
+    begin_ns = start.lend(now_ns)
+    assert start.next_ns == begin_ns + 6 * MS
+    start.call(now_ns + 6 * MS)
+    assert start.lend(now_ns + 6 * MS) == start.next_ns - 6 * MS
+
+
+def test_without_a_rest_nobody_knows_when_the_next_batch_is_asked_for() -> None:
+    start, now_ns = settled(6 * MS, 2 * MS)
+    start.lend(now_ns)
+    assert start.next_ns == 0
+
+
+class Dozing:
+    """An engine whose thread does not run, at the time ``now_ns``, with the sleeps it asks for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
+        connection = GrantingConnection(FakeClock())
+        self.engine = Engine(connection, "cpu", None)
+        self.slept_ms: list[float] = []
+        self.unheard_ms: list[float] = []
+
+        def sleep(timeout_s: float, also: tuple[int, ...] = ()) -> None:
+            assert tuple(also) == (self.engine._wake.fd,)
+            self.slept_ms.append(timeout_s * 1e3)
+
+        monkeypatch.setattr(connection, "sleep", sleep)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+        monkeypatch.setattr(time, "sleep", lambda rest_s: self.unheard_ms.append(round(rest_s * 1e3, 6)))
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "slept_ms", "unheard_ms"), [(5.0, [5.0], []), (2.99, [2.0], []), (1.01, [1.0], []), (0.5, [], [0.5]), (0.0, [], [])]
+)
+def test_a_rest_is_never_longer_and_ends_with_the_bell(
+    monkeypatch: pytest.MonkeyPatch, left_ms: float, slept_ms: list[float], unheard_ms: list[float]
+) -> None:
+    dozing = Dozing(monkeypatch, 1000 * MS)
+    with contextlib.closing(dozing.engine) as engine:
+        engine._rest_until(1000 * MS + round(left_ms * MS))
+        assert (dozing.slept_ms, dozing.unheard_ms) == (slept_ms, unheard_ms)
+
+
+@pytest.mark.parametrize(("nap_s", "slept_ms"), [(AT_REST_S, [7.0, 2.0]), (IDLE_NAP_S, [500.0, 2.0])])
+def test_who_waits_for_the_caller_alone_wakes_when_it_may_have_come(
+    monkeypatch: pytest.MonkeyPatch, nap_s: float, slept_ms: list[float]
+) -> None:
+    dozing = Dozing(monkeypatch, 1000 * MS)
+    with contextlib.closing(dozing.engine) as engine:
+        engine._wake.ring(1002 * MS, 1007 * MS)
+        engine._doze(nap_s)
+        assert dozing.slept_ms == slept_ms
+
+
+def test_after_that_it_sleeps_until_the_bell(monkeypatch: pytest.MonkeyPatch) -> None:
+    dozing = Dozing(monkeypatch, 1008 * MS)
+    with contextlib.closing(dozing.engine) as engine:
+        engine._wake.ring(1002 * MS, 1007 * MS)
+        engine._doze(AT_REST_S)
+        assert dozing.slept_ms == [AT_REST_S]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from replay_server_client.conversation import AT_REST_S, IDLE_NAP_S
 from replay_server_client.deadline import Deadline
 from replay_server_client.draw import Drawn, draw_uniform
 from replay_server_client.engine import Engine
@@ -96,6 +97,36 @@ def test_next_batch_is_asked_for_before_it_is_wanted(make: Make, server: Grantin
     learner.sample(8)
     assert asked == 2
     assert learner.statistics().waited_s == 0.0
+
+
+def test_while_every_batch_is_ready_or_lent_no_message_is_awaited(make: Make, server: GrantingConnection) -> None:
+    learner = make()
+    conversation = learner._engine.conversation
+    assert conversation.nap_s() == IDLE_NAP_S  # the ring's
+    learner.sample(8)
+    learner.progress()
+    assert conversation.nap_s() == AT_REST_S
+    server.holds = True
+    learner.sample(8)
+    learner.progress()
+    assert conversation.nap_s() == IDLE_NAP_S
+
+
+@pytest.mark.parametrize(("seq", "took_s"), [(45, 0.0), (0, 0.4)], ids=["rows to come", "rows that are there"])
+def test_only_what_a_batch_itself_waits_for_makes_it_slow(
+    make: Make, server: GrantingConnection, clock: FakeClock, seq: int, took_s: float
+) -> None:
+    learner = make()
+    sampler = learner.sampler(8)
+    sampler.sample()
+    learner.progress()
+    sampler.sample()
+    server.holds, server.committed = True, 45
+    sampler.expect(seq)
+    clock.advance(0.4)
+    server.grant(server.of(Sample)[-1])
+    learner.progress()
+    assert sampler._prefetch.head_start._ready_ns == took_s * 1e9
 
 
 def test_without_prefetch_a_batch_is_asked_for_inside_sample_only(make: Make, server: GrantingConnection) -> None:

@@ -73,3 +73,22 @@ def test_a_rest_that_is_over_is_followed_by_the_next() -> None:
     wake.ring(later_ns)
     assert wake.begin_ns == later_ns
     wake.close()
+
+
+def test_who_wakes_of_its_own_accord_needs_no_bell_for_then_or_later() -> None:
+    wake, until_ns = Wake(), time.monotonic_ns() + HOUR_NS
+    wake.listen(until_ns)
+    wake.ring(until_ns, until_ns + HOUR_NS)
+    assert not rings(wake)
+    assert (wake.begin_ns, wake.next_ns) == (until_ns, until_ns + HOUR_NS)
+    wake.ring(until_ns - 1)
+    assert rings(wake)
+    wake.close()
+
+
+def test_a_bell_that_says_nothing_of_the_next_one_forgets_what_was_said() -> None:
+    wake = Wake()
+    wake.ring(1, 2)
+    wake.ring()
+    assert wake.next_ns == 0
+    wake.close()
