@@ -5,13 +5,13 @@ lane 0   r r r E r r    E: terminated or truncated      pieces of lane 0: [r r r
 lane 1   r r ~ r E r    ~: no link leads into the row   pieces of lane 1: [r r] lost, [~ r E] its start is unknown, [r] open
 ```
 An episode counts when its start is known: a lane's first row, the row after an ended one, or one of role ``first``. What is cut, or loses
-a row, doesn't. Rows are laid out lane by lane in numpy; nothing here runs once a row.
+a row, doesn't. Rows are laid out lane by lane in numpy; nothing here runs once a row, some things once an episode.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from replay_server_protocol.schema import PlacedField, Schema
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-T = TypeVar("T", np.float64, np.int64)
 
 _FEW_STEPS = 4
 """Up to so many, a loop over steps costs less than laying rows out by lanes."""
@@ -124,11 +123,11 @@ class LaneSums:
 
     def _take_steps(self, rewards: Floats, ends: Bools) -> tuple[bytes, bytes]:
         """The same where all lanes go on, step by step: for many lanes and few steps, or for steps that end nothing."""
-        if self._gamma is None and not ends.any():
+        if len(rewards) > 1 and self._gamma is None and not ends.any():
             self._total += rewards.sum(0)
             self._rows += len(rewards)
             return b"", b""
-        returns, totals, rows = [], [], []
+        returns, ended = [], list[tuple[float, int]]()
         for reward, end in zip(rewards, ends, strict=True):
             self._total += reward
             self._rows += 1
@@ -138,20 +137,17 @@ class LaneSums:
                 returns.append(self._return.copy())
                 self._return[over] = 0.0
             if len(over):
-                total, length = self._take_ended(over)
-                totals.append(total)
-                rows.append(length)
-        packed = pack_scalars(_joined(returns)) if returns else b""
+                ended += self._take_ended(over)
+        packed = pack_scalars(np.concatenate(returns)) if returns else b""
         if packed is None:
             self._return[~np.isfinite(self._return)] = 0.0
-        return packed or (_NO_RETURNS if returns else b""), pack_episodes(_joined(totals), _joined(rows)) if totals else b""
+        return packed or (_NO_RETURNS if returns else b""), pack_episodes(ended)
 
-    def _take_ended(self, lanes: Ints) -> tuple[Floats, Ints]:
-        """Returns and rows of the episodes that end in these lanes, as far as they count; the lanes begin anew."""
-        total, rows = self._total[lanes], self._rows[lanes]
-        is_counted = self._is_whole[lanes] & np.isfinite(total)
+    def _take_ended(self, lanes: Ints) -> list[tuple[float, int]]:
+        """Return and length of the episodes that end in these lanes, as far as they count; the lanes begin anew."""
+        parts = (self._total[lanes].tolist(), self._rows[lanes].tolist(), self._is_whole[lanes].tolist())
         self._total[lanes], self._rows[lanes], self._is_whole[lanes] = 0.0, 0, True
-        return (total, rows) if is_counted.all() else (total[is_counted], rows[is_counted])
+        return [(total, rows) for total, rows, is_whole in zip(*parts, strict=True) if is_whole and math.isfinite(total)]
 
     def _lay(self, rows: int) -> Laid:
         if len(self._plain.order) != rows:
@@ -198,8 +194,4 @@ class LaneSums:
         if not len(counted):
             return b""
         counted = counted[np.argsort(laid.order[stops[counted] - 1])]
-        return pack_episodes(totals[counted], rows[counted])
-
-
-def _joined(parts: list[npt.NDArray[T]]) -> npt.NDArray[T]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return pack_episodes(list(zip(totals[counted].tolist(), rows[counted].tolist(), strict=True)))

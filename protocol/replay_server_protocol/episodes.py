@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from replay_server_protocol.errors import ProtocolViolation
-from replay_server_protocol.moments import Scalars, pack_scalars
+from replay_server_protocol.moments import Scalars, scalars_of
 
 LAST_EPISODES = 100
 
@@ -31,15 +29,14 @@ class EndedEpisodes(NamedTuple):
     """(return, length) of the newest ones, in order of their ends."""
 
 
-def pack_episodes(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64]) -> bytes:
-    """Packs n episodes, in order of their ends, with finite returns; empty for none, or for returns beyond float64 in sum."""
-    if not len(returns):
+def pack_episodes(ended: Sequence[tuple[float, int]]) -> bytes:
+    """Packs (return, length) pairs, in order of their ends, with finite returns; empty for none, or for returns beyond float64 in sum."""
+    if not ended:
         return b""
-    packed_returns, packed_lengths = pack_scalars(returns), pack_scalars(lengths)
-    if packed_returns is None or packed_lengths is None:
+    returns, lengths = (scalars_of(part) for part in zip(*ended, strict=True))
+    if returns is None or lengths is None:
         return b""
-    last = zip(returns[-LAST_EPISODES:].tolist(), lengths[-LAST_EPISODES:].tolist(), strict=True)
-    return b"".join((packed_returns, packed_lengths, *(_PAIR.pack(total, length) for total, length in last)))
+    return b"".join((_HEAD.pack(*returns, *lengths), *(_PAIR.pack(*pair) for pair in ended[-LAST_EPISODES:])))
 
 
 def unpack_episodes(packed: bytes) -> EndedEpisodes:

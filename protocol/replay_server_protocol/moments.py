@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,11 +96,11 @@ def pack_scalars(values: npt.NDArray[np.generic]) -> bytes | None:
     return None if scalars is None else SCALARS.pack(*scalars)
 
 
-def scalars_of(values: npt.NDArray[np.generic]) -> Scalars | None:
+def scalars_of(values: npt.NDArray[np.generic] | Sequence[float]) -> Scalars | None:
     """As ``pack_scalars``, not packed."""
     if len(values) <= _FEW:
-        return _of_few([float(value) for value in values.tolist()])
-    wide = values.astype(np.float64)
+        return _of_few([float(value) for value in values])
+    wide = np.array(values, np.float64)
     low, high = float(np.minimum.reduce(wide)), float(np.maximum.reduce(wide))
     if low >= -_TAME and high <= _TAME:
         return _of(wide, low, high)
@@ -124,5 +125,7 @@ def _of_few(values: list[float]) -> Scalars | None:
     mean = sum(values) / len(values)
     if not math.isfinite(mean):
         return None
-    squares = sum((value - mean) * (value - mean) for value in values)
+    squares = 0.0
+    for value in values:
+        squares += (value - mean) * (value - mean)
     return len(values), mean, min(squares, _LARGEST), min(values), max(values)

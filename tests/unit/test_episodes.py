@@ -182,8 +182,9 @@ def test_a_tally_keeps_all_in_sum_and_the_last_hundred_apart() -> None:
     tally = EpisodeTally()
     assert tally.report()["last"] == {"count": 0, "mean_return": None, "mean_length": None}
     returns, lengths = np.arange(250.0), np.arange(1, 251)
-    for start in (0, 130):
-        tally.merge(unpack_episodes(pack_episodes(returns[start:][:130], lengths[start:][:130])))
+    ended = list(zip(returns.tolist(), lengths.tolist(), strict=True))
+    for part in (ended[:130], ended[130:]):
+        tally.merge(unpack_episodes(pack_episodes(part)))
     report = tally.report()
     assert report["count"] == 250
     assert report["return"] == pytest.approx({"mean": returns.mean(), "std": returns.std(), "min": 0, "max": 249})
@@ -191,7 +192,7 @@ def test_a_tally_keeps_all_in_sum_and_the_last_hundred_apart() -> None:
 
 
 def test_episodes_that_can_not_be_are_refused() -> None:
-    good = pack_episodes(np.array([1.0, 2.0]), np.array([3, 4]))
+    good = pack_episodes([(1.0, 3), (2.0, 4)])
     assert unpack_episodes(good).last == [(1, 3), (2, 4)]
     nan = np.float64(NAN).tobytes()
     for bad in (good[:-1], good[:-16], good + good[-16:], good[:8] + nan + good[16:], good[:-16] + nan + good[-8:], good[:-8] + bytes(8)):
