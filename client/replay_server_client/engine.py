@@ -124,12 +124,15 @@ class Engine:
             raise
 
     def act(self, action: Callable[[], None]) -> None:
-        """Does ``action`` under the lock and sends what follows from it."""
+        """Does ``action`` under the lock and sends what follows from it; the background thread gathers what was granted."""
         self._check_thread()
         try:
             with self._lock:
                 action()
                 self.conversation.advance()
+                is_at_work = self.conversation.nap_s() <= _SHORT_NAP_S
+            if is_at_work:  # no message will tell the thread of it; its rest, if it has one, goes on
+                self.wake(self._wake.begin_ns, self._wake.next_ns)
         except BaseException as error:
             self._interrupted_by(error)
             raise

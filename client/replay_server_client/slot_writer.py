@@ -179,7 +179,7 @@ class SlotWriter:
         finite = self._finite_rows(field)
         if finite is not None:
             values = values[finite]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64, and one of infinities of both signs
             moments = Moments.of(values) if len(values) else Moments.empty(field.elements)
         return (moments if np.isfinite(moments.mean).all() else Moments.empty(field.elements)).pack()  # a sum beyond float64
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -127,6 +129,21 @@ def test_only_what_a_batch_itself_waits_for_makes_it_slow(
     server.grant(server.of(Sample)[-1])
     learner.progress()
     assert sampler._prefetch.head_start._ready_ns == took_s * 1e9
+
+
+def test_a_grant_read_in_expect_is_told_to_the_thread(make: Make, server: GrantingConnection) -> None:
+    """Of the socket it hears no more: its nap of half a second would be as long as a lease."""
+    learner = make()
+    sampler, engine = learner.sampler(8), learner._engine
+    sampler.sample()
+    server.holds = True
+    sampler.sample()
+    learner.progress()
+    engine._thread = threading.current_thread()
+    engine._wake.listen()
+    server.grant(server.of(Sample)[-1])
+    sampler.expect(0)
+    assert select.select([engine._wake.fd], [], [], 0)[0]
 
 
 def test_without_prefetch_a_batch_is_asked_for_inside_sample_only(make: Make, server: GrantingConnection) -> None:

@@ -218,3 +218,10 @@ def test_lanes_agree_with_a_row_by_row_account(data: st.DataObject) -> None:
     plain = [i % lanes for i in range(len(wanted))]
     assert (lanes_of(filled) or plain) == [lane for lane, _ in wanted]
     assert set(np.flatnonzero(slot.chains.is_cut)) == cut
+
+
+def test_sums_beyond_float64_of_both_signs_warn_nobody() -> None:
+    schema = Schema.of(reward="float64")
+    slot = Slot(lanes=1, slot_rows=32, moments=("reward",), schema=schema)
+    slot.writer.place(slot.reader.read({"reward": np.array([1.7e308, -1.7e308] * 16)}), 0)
+    assert slot.writer.finish().moments == [Moments.empty(1).pack()]
