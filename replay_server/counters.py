@@ -105,20 +105,22 @@ class Tally:
         self.moments = Moments.empty(field.elements)
         self._scalar = Running()
 
-    def read(self, packed: bytes) -> Moments | Scalars:
-        """What ``merge`` adds. Raises ProtocolViolation if ``packed`` can't be moments of this field."""
+    def read(self, packed: bytes) -> bytes | Scalars:
+        """What ``merge`` adds: of many elements as it came, for it may wait long. Raises ProtocolViolation if ``packed`` can't be moments
+        of this field."""
         if self.field.elements > 1 or len(packed) != SCALARS.size:
-            return Moments.unpack(packed, self.field.elements)
+            Moments.unpack(packed, self.field.elements)
+            return packed
         scalars: Scalars = SCALARS.unpack(packed)
         count, mean, squares, low, high = scalars
         if count and not (math.isfinite(mean) and 0 <= squares < math.inf and -math.inf < low <= high < math.inf):
             raise ProtocolViolation(f"moments of {self.field.name!r} must be finite, with squares >= 0 and low <= high")
         return scalars
 
-    def merge(self, part: Moments | Scalars) -> None:
+    def merge(self, part: bytes | Scalars) -> None:
         """Adds moments of this field, as ``read`` gave them."""
-        if isinstance(part, Moments):
-            self.moments.merge(part)
+        if isinstance(part, bytes):
+            self.moments.merge(Moments.unpack(part, self.field.elements))
         else:
             self._scalar.merge(*part)
 

@@ -135,17 +135,11 @@ class Ingress:
             collector.queued += 1
             self._queue.append(Published(collector, message, 0, now_ns, is_repeat=True))  # its credit follows that of the first one
             return verdict
-        wrong, said = None, NOTHING
+        said, wrong = self._judge(collector, message, turn)
         if turn is Turn.EARLY:
-            wrong = "an earlier publish of its origin is missing"
             message = message._replace(origin="")  # it was not taken: its number says nothing of what is committed
-        else:
-            try:
-                said = self._read(collector, message)
-            except (ProtocolViolation, ValueError) as error:
-                wrong = str(error)
-        rows = 0 if wrong else message.rows
-        rejected = message.rejected + (min(message.rows, collector.slot_rows) if wrong else 0)
+        rows = message.rows if wrong is None else 0
+        rejected = message.rejected + (0 if wrong is None else min(message.rows, collector.slot_rows))
         collector.queued += 1
         collector.published_rows += rows + rejected
         collector.rejected_rows += rejected
@@ -157,7 +151,7 @@ class Ingress:
         self.counters.nonfinite_rows += message.nonfinite
         note_nonfinite(collector, message, now_ns)
         self._queue.append(Published(collector, message, rows, now_ns, said))
-        if wrong:
+        if wrong is not None:
             raise ProtocolViolation(f"publish {message.number}: {wrong}; its {message.rows} rows are rejected")
         return verdict
 
@@ -327,11 +321,16 @@ class Ingress:
             self._origins.take(message.origin, message.origin_number)
         return turn
 
-    def _read(self, collector: CollectorSession, message: Publish) -> Said:
-        """What the message says of its rows. Raises ProtocolViolation or ValueError where it doesn't fit its slot."""
+    def _judge(self, collector: CollectorSession, message: Publish, turn: Turn) -> tuple[Said, str | None]:
+        """What the message says of its rows; and what is wrong, so that they are rejected."""
+        if turn is Turn.EARLY:
+            return NOTHING, "an earlier publish of its origin is missing"
         if message.rows > collector.slot_rows:
-            raise ProtocolViolation(f"{message.rows} rows don't fit a slot of {collector.slot_rows}")
-        said = self.metadata.read(message)
-        if self.layout.link is not None:
-            check_lanes(message.rows, collector.hello.lanes, message.lanes)
-        return said
+            return NOTHING, f"{message.rows} rows don't fit a slot of {collector.slot_rows}"
+        try:
+            said = self.metadata.read(message)
+            if self.layout.link is not None:
+                check_lanes(message.rows, collector.hello.lanes, message.lanes)
+        except (ProtocolViolation, ValueError) as error:
+            return NOTHING, str(error)
+        return said, None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from replay_server_protocol.episodes import EndedEpisodes, unpack_episodes
 from replay_server_protocol.errors import ProtocolViolation
 from replay_server_protocol.messages import Publish
-from replay_server_protocol.moments import Moments, Scalars
+from replay_server_protocol.moments import Scalars
 from replay_server_protocol.schema import Schema
 from replay_server_protocol.versions import unpack_versions
 
@@ -41,9 +41,10 @@ class Notes:
 
 
 class Said(NamedTuple):
-    """What one publish says of its rows, checked: moments field by field, (version, rows) pairs and the mailbox of the versions."""
+    """What one publish says of its rows, checked: moments field by field, as their tally reads them, (version, rows) pairs and the
+    mailbox of the versions."""
 
-    moments: tuple[Moments | Scalars, ...] = ()
+    moments: tuple[bytes | Scalars, ...] = ()
     episodes: EndedEpisodes | None = None
     versions: tuple[tuple[int, int], ...] = ()
     mailbox: str = ""

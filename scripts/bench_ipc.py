@@ -11,6 +11,7 @@ Each run measures the last 20 of 60 ticks, well past the ring's wrap.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import statistics
 import time
@@ -32,17 +33,18 @@ TIMEOUT_S = 20.0
 
 
 def main() -> None:
-    options = benchmark.parse(__doc__)
-    report = Report("bench_ipc", options)
+    options = benchmark.parse(__doc__, add_options)
+    only: str | None = options.arguments.only
+    report = Report(f"bench_ipc_{only}" if only else "bench_ipc", options)
     peer = Peer(SLOT_ROWS, DEPTH, BATCH_ROWS, options.seed) if options.device == "cuda" and is_importable() else None
-    measure_serial(report, peer)
-    for kind in ("waiting", "busy"):
-        measure_boundary(report, peer, kind)
-    measure_insert(report, peer)
-    measure_storage(report, peer)
-    report.expect_ratio("serial tick", OURS, PEER, at_most=0.5)
-    report.expect_ratio("insert, 1 collector", OURS, PEER, at_least=2.5)
+    for part, measure in PARTS.items():
+        if only in (None, part):
+            measure(report, peer)
     report.publish()
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=tuple(PARTS), help="one part (default: all)")
 
 
 def measure_serial(report: Report, peer: Peer | None) -> None:
@@ -50,6 +52,12 @@ def measure_serial(report: Report, peer: Peer | None) -> None:
     if peer:
         sides[PEER] = lambda: steady(peer.serial_ms(CAPACITY, TICKS))
     report.measure("serial and boundary", "serial tick", "ms", sides)
+    report.expect_ratio("serial tick", OURS, PEER, at_most=0.5)
+
+
+def measure_boundaries(report: Report, peer: Peer | None) -> None:
+    for kind in ("waiting", "busy"):
+        measure_boundary(report, peer, kind)
 
 
 def measure_boundary(report: Report, peer: Peer | None, kind: str) -> None:
@@ -83,6 +91,7 @@ def measure_insert(report: Report, peer: Peer | None) -> None:
     if peer:
         sides[PEER] = lambda: in_a_process(peer.rows_per_s, capacity, duration_s)
     report.measure("insert", "insert, 1 collector", "rows/s", sides)
+    report.expect_ratio("insert, 1 collector", OURS, PEER, at_least=2.5)
 
 
 def measure_storage(report: Report, peer: Peer | None) -> None:
@@ -226,6 +235,9 @@ def steady(ticks: list[float]) -> float:
 
 def short_share(ticks_ms: list[float]) -> float:
     return sum(ms <= LONG_WAIT_MS for ms in ticks_ms) / len(ticks_ms)
+
+
+PARTS = {"serial": measure_serial, "boundary": measure_boundaries, "insert": measure_insert, "storage": measure_storage}
 
 
 if __name__ == "__main__":

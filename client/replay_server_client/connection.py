@@ -53,7 +53,7 @@ from replay_server_client.turn import Turn
 _HELLO_AGAIN_S = 1.0
 _DESCRIPTORS = 16
 _THREADS = 2
-_POLLIN = int(zmq.POLLIN)  # an int is asked faster than a flag, and this faster than to see Again raised: on the path of every slot
+_POLLIN = int(zmq.POLLIN)
 _FOLLOWS_ITS_MEMORY_S = 0.25
 _LONGEST_SLEEP_S = 0.5
 """Also bounds how late Ctrl-C is noticed where a signal does not interrupt the sleep."""
@@ -120,8 +120,7 @@ class Connection:
 
     def check_caller(self) -> None:
         """As ``check_process``. Raises InvalidRequest while another thread waits in this client: sockets and slots belong to one."""
-        if os.getpid() != self._pid:
-            self.check_process()
+        self.check_process()
         self.turn.check()
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -179,7 +178,7 @@ class Connection:
         """
         socket = self._connected()
         while True:
-            try:
+            try:  # looked first: to see Again raised costs more
                 has_message = socket.getsockopt(zmq.EVENTS) & _POLLIN  # type: ignore[operator]  # an int's answer is an int
                 packed = socket.recv(zmq.NOBLOCK) if has_message else None
             except zmq.ZMQError as error:  # closed by a call that a signal handler ended in the middle of leaving a lost server

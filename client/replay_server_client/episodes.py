@@ -138,10 +138,13 @@ class LaneSums:
                 self._return[over] = 0.0
             if len(over):
                 ended += self._take_ended(over)
-        packed = pack_scalars(np.concatenate(returns)) if returns else b""
-        if packed is None:
+        episodes = pack_episodes(ended)
+        if not returns:
+            return b"", episodes
+        moments = pack_scalars(np.concatenate(returns))
+        if moments is None:
             self._return[~np.isfinite(self._return)] = 0.0
-        return packed or (_NO_RETURNS if returns else b""), pack_episodes(ended)
+        return moments or _NO_RETURNS, episodes
 
     def _take_ended(self, lanes: Ints) -> list[tuple[float, int]]:
         """Return and length of the episodes that end in these lanes, as far as they count; the lanes begin anew."""

@@ -15,7 +15,8 @@ _LATELY = 8  # of so many ticks the shortest counts, and of so many batches the 
 
 
 class HeadStart:
-    """Of one request. A tick is the time from a batch lent to the next call; before enough of them are known there is no head start.
+    """Of one request. A tick is the time from a batch lent to the next call; before enough of them are known there is no head start, nor
+    for as many after a call that had to wait.
 
     ``next_ns``: the next batch will hardly be asked for before that, however soon the caller comes; 0 where that isn't known.
 
@@ -34,6 +35,10 @@ class HeadStart:
         if self._lent_ns:
             self._ticks_ns.append(now_ns - self._lent_ns)
             self._lent_ns = 0
+
+    def was_late(self) -> None:
+        """The call found no batch ready."""
+        self._ticks_ns.extend([0] * _LATELY)
 
     def got_ready(self, duration_ns: int) -> None:
         """A batch was ready so long after it was asked for."""

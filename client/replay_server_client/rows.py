@@ -56,17 +56,13 @@ class RowReader:
         self._index_of = {name: index for index, name in enumerate(schema.names)}
         self._stamp_index = self._index_of[self._stamped] if self._stamped is not None else -1
         self._wanted = tuple((field, field.numpy_dtype, field.shape) for field in schema)
-        self._wanted_by_name = tuple(zip(schema.names, self._wanted, strict=True))
 
     def read(
         self, rows: Mapping[str, object], mask: object = None, final_mask: object = None, final: Mapping[str, object] | None = None
     ) -> RowBlock:
         """The block of ``rows``. Raises RowsRejected naming the field and what would be right."""
         given = self._named(rows)
-        arrays = [
-            value if type(value := given[name]) is np.ndarray and value.dtype == dtype else _array_of(field, dtype, value)
-            for name, (field, dtype, _) in self._wanted_by_name
-        ]
+        arrays = [_array_of(field, dtype, given[field.name]) for field, dtype, _ in self._wanted]
         n = self._leading(arrays[self._first].shape)
         if self._is_to_stamp(given):
             arrays[self._stamp_index] = np.broadcast_to(arrays[self._stamp_index], n)

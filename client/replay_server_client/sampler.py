@@ -59,7 +59,10 @@ class Sampler:
         if self._is_by_priority:
             self._look_at_refused()
         place = self._prefetch.ready(min_committed)
-        batch = self._lend(self._wait(min_committed, timeout) if place is None else place)
+        if place is None:
+            place = self._wait(min_committed, timeout)
+            self._prefetch.head_start.was_late()
+        batch = self._lend(place)
         if trace is not None:
             trace.record(CALLING_THREAD, "boundary", begin_ns, trace.now_ns(), number=batch.number, committed=batch.window[1])
         return batch

@@ -131,7 +131,8 @@ class SlotWriter:
         if not self.rows:
             return Filled(0, rejected, nonfinite, b"", [], b"", b"", offender)
         returns, episodes = (b"", b"") if plan.sums is None else self._along_lanes(plan.sums, columns, scalars)
-        moments = [returns if field is None else self._moments(field, scalars.get(field.name)) for field in plan.moments]
+        packed = {name: SCALARS.pack(*known) for name, known in scalars.items() if known is not None}
+        moments = [returns if field is None else packed.get(field.name) or self._moments(field) for field in plan.moments]
         lanes = b"" if self._is_plain or not plan.links else self._lane_of[: self.rows].tobytes()
         versions = b"" if plan.version is None else pack_versions(self._view_of[plan.version.name][: self.rows])  # type: ignore[arg-type]
         return Filled(self.rows, rejected, nonfinite, lanes, moments, episodes, versions, offender)
@@ -171,10 +172,8 @@ class SlotWriter:
             return (column.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return column  # type: ignore[return-value]
 
-    def _moments(self, field: PlacedField, scalars: Scalars | None) -> bytes:
-        """Packed moments of the rows that are finite; ``scalars`` if they are known."""
-        if scalars is not None:
-            return SCALARS.pack(*scalars)
+    def _moments(self, field: PlacedField) -> bytes:
+        """Packed moments of the rows that are finite."""
         values: npt.NDArray[np.generic] = self._floats(field)
         finite = self._finite_rows(field)
         if finite is not None:

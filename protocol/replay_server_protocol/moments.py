@@ -91,7 +91,10 @@ class Moments:
 
 
 def pack_scalars(values: npt.NDArray[np.generic]) -> bytes | None:
-    """``Moments.of(values).pack()`` of ``values[n]``, n >= 1, in a tenth of the time; None if one is not finite, or their sum isn't."""
+    """``Moments.of(values).pack()`` of ``values[n]``, n >= 1, in a tenth of the time; None if one is not finite, or their sum isn't.
+
+    At the end of float64's range it depends on the order of the additions whether a sum is finite, and that on n.
+    """
     scalars = scalars_of(values)
     return None if scalars is None else SCALARS.pack(*scalars)
 

@@ -94,6 +94,16 @@ def test_one_batch_that_took_long_counts_for_eight() -> None:
     assert rest_ns(start, now_ns) > 0
 
 
+def test_a_call_that_had_to_wait_is_followed_by_eight_without_a_rest() -> None:
+    start, now_ns = settled(8 * MS, 0)
+    assert rest_ns(start, now_ns) == 4 * MS
+    start.was_late()
+    for _ in range(8):
+        assert rest_ns(start, now_ns) == 0
+        start.call(now_ns := now_ns + 8 * MS)
+    assert rest_ns(start, now_ns) == 4 * MS
+
+
 def test_the_next_batch_is_asked_for_a_tick_and_a_rest_later_at_the_soonest() -> None:
     start, now_ns = settled(6 * MS, MS // 2)
     begin_ns = start.lend(now_ns)

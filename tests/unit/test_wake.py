@@ -69,6 +69,7 @@ def test_a_bell_for_later_than_the_rest_changes_nothing() -> None:
 def test_a_rest_that_is_over_is_followed_by_the_next() -> None:
     wake = Wake()
     wake.ring(time.monotonic_ns())
+    wake.hush()
     later_ns = time.monotonic_ns() + HOUR_NS
     wake.ring(later_ns)
     assert wake.begin_ns == later_ns
@@ -91,4 +92,18 @@ def test_a_bell_that_says_nothing_of_the_next_one_forgets_what_was_said() -> Non
     wake.ring(1, 2)
     wake.ring()
     assert wake.next_ns == 0
+    wake.close()
+
+
+def test_a_bell_that_was_not_taken_is_not_put_off_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    wake, now_ns = Wake(), 50
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    wake.listen(90)
+    wake.ring(100, 200)
+    now_ns = 101
+    wake.ring(600, 900)
+    assert wake.begin_ns == 100
+    wake.hush()
+    wake.ring(600, 900)
+    assert wake.begin_ns == 600
     wake.close()
