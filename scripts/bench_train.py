@@ -6,17 +6,19 @@ batches. The plain side: blocks of rows by a bounded multiprocessing queue, writ
   time to return   from the start of all processes, and from the first update, until the mean of the last 20 episodes reaches the target
   env steps/s      those after learning starts, from the first batch until every process has done its work
   updates/s        from the first batch to the last
-One seed a run, the same ones on both sides, the sides taking turns.
+One seed a run, the same ones on both sides, the sides taking turns. ``--read`` runs nothing: it puts together the pairs of earlier records.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -63,7 +65,25 @@ class Outcome:
 
 def main() -> None:
     options = benchmark.parse(__doc__, extend)
+    if options.arguments.read:
+        print_pairs(options)
+        return
     report = Report("bench_train", options)
+    summarize(report, run_pairs(report))
+    report.publish()
+
+
+def print_pairs(options: Options) -> None:
+    """The table of the records given; it is theirs, so no record of its own is left."""
+    outcomes = read_pairs(options.arguments.read)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Report("bench_train", replace(options, runs=len(outcomes[OURS]), output=Path(folder)))
+        summarize(report, outcomes)
+        print(report.table())
+
+
+def run_pairs(report: Report) -> dict[str, list[Outcome]]:
+    options = report.options
     sides: dict[str, Callable[[Plan, float], Outcome]] = {OURS: partial(with_server, options), PLAIN: with_plain_ring}
     outcomes: dict[str, list[Outcome]] = {side: [] for side in sides}
     for run in range(options.runs):
@@ -72,6 +92,22 @@ def main() -> None:
             outcomes[side].append(outcome)
             print(f"{side}, seed {outcome.seed}: return {outcome.final_return:.0f} after {outcome.wall_s:.1f} s", flush=True)
             report.keep(**{side: asdict(outcome)})
+    return outcomes
+
+
+def read_pairs(records: Sequence[Path]) -> dict[str, list[Outcome]]:
+    """The runs of seeds that both sides had in one record: of a record that was cut off the last one is left out."""
+    outcomes: dict[str, list[Outcome]] = {OURS: [], PLAIN: []}
+    for path in records:
+        raw = json.loads(path.read_text("utf-8"))["raw"]
+        runs = {side: {run["seed"]: Outcome(**run) for run in raw[side]} for side in outcomes}
+        for seed in runs[OURS].keys() & runs[PLAIN].keys():
+            for side, of_seed in runs.items():
+                outcomes[side].append(of_seed[seed])
+    return outcomes
+
+
+def summarize(report: Report, outcomes: Mapping[str, list[Outcome]]) -> None:
     for group, what, unit, name in (
         ("time to return", "from the start", "s", "return_s"),
         ("time to return", "from the first update", "s", "return_after_first_update_s"),
@@ -83,13 +119,13 @@ def main() -> None:
             if figures:
                 report.add(group, what, side, unit, figures)
     report.raw["runs that reached the return"] = {side: sum(run.return_s is not None for run in runs) for side, runs in outcomes.items()}
-    print(f"\nreached the return: {report.raw['runs that reached the return']}, of {options.runs} runs each\n")
-    report.publish()
+    print(f"\nreached the return: {report.raw['runs that reached the return']}, of {report.options.runs} runs each\n")
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collectors", type=int, default=None, help="collector processes (default: 16, with --quick 2)")
     parser.add_argument("--steps", type=int, default=None, help="environment steps of all collectors together")
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="records whose pairs are put together; run nothing")
     parser.add_argument("--target-return", type=float, default=-300.0, help="mean return of 20 episodes to reach (default: %(default)s)")
 
 
