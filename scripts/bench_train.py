@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -74,12 +75,15 @@ def main() -> None:
 
 
 def print_pairs(options: Options) -> None:
-    """The table of the records given; it is theirs, so no record of its own is left."""
+    """The table of the records given, and their plot; they are the record, so no other is left."""
     outcomes = read_pairs(options.arguments.read)
     with tempfile.TemporaryDirectory() as folder:
         report = Report("bench_train", replace(options, runs=len(outcomes[OURS]), output=Path(folder)))
         summarize(report, outcomes)
         print(report.table())
+        plot = report.draw()
+        if plot is not None:
+            shutil.copy(plot, options.output / "bench_train_pairs.png")
 
 
 def run_pairs(report: Report) -> dict[str, list[Outcome]]:
