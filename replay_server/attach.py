@@ -73,8 +73,8 @@ class AttachDesk:
         if hello.pid_namespace == self._namespace:
             replay.deaths.watch(session.token, session.process)
         replay.counters.sessions_opened += 1
+        replay.tracing.tell(session)  # before the welcome: a client records from its first call on
         self._welcome(session)
-        replay.tracing.tell(session)
         log.info("attached %s", session)
         if isinstance(session, CollectorSession):
             self._serve_collector(session)

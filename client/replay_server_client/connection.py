@@ -147,7 +147,7 @@ class Connection:
         self._open_socket()
         hello = self._hello(nonce)
         with self.waiting():
-            answer = self._greet(hello, deadline)
+            answer, trace_on = self._greet(hello, deadline)
         after_ns = time.monotonic_ns()
         if isinstance(answer, Refused):
             self.detach()
@@ -160,6 +160,8 @@ class Connection:
             )
         self.welcome = answer
         self._server.watch(ProcessIdentity(answer.pid, answer.start_ticks))
+        if trace_on is not None and self._is_mine(trace_on):
+            self._take_trace(trace_on)
         return answer
 
     def send(self, message: ClientMessage) -> None:
@@ -288,8 +290,9 @@ class Connection:
         socket.connect(self.endpoints.control)
         self._socket, self._socket_fd = socket, socket.fileno()
 
-    def _greet(self, hello: Hello, deadline: Deadline) -> Welcome | Refused:
-        socket = self._connected()
+    def _greet(self, hello: Hello, deadline: Deadline) -> tuple[Welcome | Refused, TraceOn | None]:
+        """The answer to HELLO, and what came ahead of it where a trace is on."""
+        socket, trace_on = self._connected(), None
         packed, said_at, begun_s = client_codec.encode(hello), -_HELLO_AGAIN_S, time.monotonic()
         while True:
             now = time.monotonic()
@@ -301,7 +304,9 @@ class Connection:
                 message = server_codec.decode(socket.recv())
                 if isinstance(message, Refused) or (isinstance(message, Welcome) and message.nonce == hello.nonce):
                     self.silence.heard()
-                    return message
+                    return message, trace_on
+                if isinstance(message, TraceOn):
+                    trace_on = message
             self.silence.wait(begun_s, None, lambda: why_nobody_answers(self.endpoints, time.monotonic() - begun_s))
             if deadline.has_passed:
                 self.detach()

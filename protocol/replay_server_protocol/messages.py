@@ -388,7 +388,7 @@ class Done(NamedTuple):
 
 
 class TraceOn(NamedTuple):
-    """Record from now on, and keep the newest ``max_spans``. ``part``: the file of the run directory to hand them in by."""
+    """Record at once, also ahead of WELCOME, and keep the newest ``max_spans``. ``part``: the file of the run directory to hand in."""
 
     session: Token
     generation: Token

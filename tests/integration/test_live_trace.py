@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from replay_server_client import Collector, Learner, Trace
@@ -19,6 +19,7 @@ from replay_server_protocol.errors import DiskFull, InvalidRequest
 from replay_server_protocol.trace import Event, load
 from support.markers import MARKERS, marker_steps
 from support.processes import Children
+from support.raw_client import RawClient
 from support.reports import report_of, wait_report
 from support.servers import ServerProcess, spawn_server
 
@@ -141,8 +142,18 @@ def test_a_client_that_ends_while_a_trace_is_on_hands_in_first_and_one_that_come
     found = admin.trace_stop(tmp_path / "all.json", wait=5)
     assert all(traced.spans and not traced.left_out for traced in found)
     told = names_of(load(tmp_path / "all.json"))
-    assert told["write"] >= 2
-    assert told["boundary"] == told["update"] == 3
+    assert told["write"] == told["boundary"] == told["update"] == 3
+
+
+@pytest.mark.parametrize("role", ["learner", "observer"])
+def test_a_client_that_attaches_while_a_trace_is_on_records_from_its_first_call(
+    server: ServerProcess, admin: Admin, role: Literal["learner", "observer"]
+) -> None:
+    with RawClient(server.endpoints, role) as before:
+        assert before.connection.trace is None
+    admin.trace_start()
+    with RawClient(server.endpoints, role) as client:  # has read nothing but the answer to its HELLO
+        assert client.connection.trace is not None
 
 
 @pytest.mark.slow
