@@ -108,6 +108,28 @@ def test_what_was_there_before_is_not_a_leak() -> None:
     os.close(fd)
 
 
+def test_child_from_before_that_ends_unwaited_is_not_a_leak() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    with nothing_left():
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie, without a command, until somebody waits for it
+    child.wait()
+
+
+def test_what_only_a_cycle_of_the_block_holds_is_not_a_leak() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.fd = os.open("/dev/null", os.O_RDONLY)
+            self.cycle = self
+
+        def __del__(self) -> None:
+            os.close(self.fd)
+
+    with nothing_left():
+        Holder()
+
+
 def test_error_of_the_block_is_not_hidden_by_its_leak() -> None:
     fd = -1
     with pytest.raises(KeyError, match="own error"), nothing_left():
