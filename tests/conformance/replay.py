@@ -292,7 +292,7 @@ class ReplayPromises:
 
     # batch buffers
 
-    @pytest.mark.parametrize("prefetch", [0, pytest.param(1, marks=pytest.mark.slow), 3])
+    @pytest.mark.parametrize("prefetch", [0, 1, 3])
     def test_addresses_repeat_with_period_prefetch_plus_one(self, storage: Storage, start_server: Start, prefetch: int) -> None:
         server = storage.start(start_server, "--capacity", "1000", "--slot-rows", "16")
         period = prefetch + 1

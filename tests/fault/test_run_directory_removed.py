@@ -42,7 +42,7 @@ def wait_there(path: Path) -> None:
         time.sleep(0.01)  # another process's files are no event here
 
 
-@pytest.mark.parametrize("remove", [pytest.param(remove_sockets, marks=pytest.mark.slow), remove_directory])
+@pytest.mark.parametrize("remove", [remove_sockets, remove_directory])
 def test_a_server_whose_files_are_removed_makes_them_again_and_nobody_is_disturbed(
     start_server: Callable[..., ServerProcess], remove: Callable[[Endpoints], None]
 ) -> None:
@@ -62,7 +62,6 @@ def test_a_server_whose_files_are_removed_makes_them_again_and_nobody_is_disturb
         assert server.endpoints.control_path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.slow
 def test_two_servers_of_one_name_take_nothing_from_each_other(start_server: Callable[..., ServerProcess]) -> None:
     """The second one could start because the first one's lock was removed."""
     first = start_server(*SMALL)

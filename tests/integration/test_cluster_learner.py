@@ -49,7 +49,6 @@ def start_steps(start: Start, *options: str) -> dict[str, ServerProcess]:
     return servers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_three_shards_are_sampled_uniformly_over_the_union(start_server: Start, learn: Learn, prefetch: bool) -> None:
     learner, seen = learn(start_shards(start_server), seed=1, prefetch=prefetch), Seen()
@@ -60,7 +59,6 @@ def test_three_shards_are_sampled_uniformly_over_the_union(start_server: Start, 
     assert seen.is_uniform, seen.chi_square
 
 
-@pytest.mark.slow
 def test_by_priority_rows_come_by_their_share_of_all_masses_with_global_weights(start_server: Start, learn: Learn) -> None:
     """Priority of a row is 1 + its step; alpha 1. What was never given one counts as its shard's largest: so each row is given one."""
     learner = learn(start_shards(start_server, "--columns", "priority"), seed=4)
@@ -142,7 +140,6 @@ def test_priorities_for_a_host_that_forgot_the_batch_are_counted_as_stale_and_dr
         assert learner.stale_updates(5.0) == 32
 
 
-@pytest.mark.slow
 def test_a_lost_sidecars_share_comes_from_the_rest_and_priorities_for_it_are_stale(start_server: Start, learn: Learn) -> None:
     servers = start_steps(start_server, "--columns", "link,priority")
     learner = learn(servers)

@@ -49,7 +49,6 @@ def kept_dir(crash_dir: Path) -> Iterator[str]:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
 def test_a_kept_server_survives_its_script_and_the_next_one_finds_it(children: Children, kept_dir: str) -> None:
     pid = children.run(start_and_leave, kept_dir).result()
     options: dict[str, Any] = {"name": "kept", "run_dir": kept_dir, "device": "cpu"}
@@ -114,7 +113,6 @@ def test_of_two_scripts_that_keep_one_server_at_once_one_starts_it(kept_dir: str
     assert first == second
 
 
-@pytest.mark.slow
 def test_two_ranks_find_a_server_each_by_their_local_rank(children: Children, kept_dir: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

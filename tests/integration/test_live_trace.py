@@ -156,7 +156,6 @@ def test_a_client_that_attaches_while_a_trace_is_on_records_from_its_first_call(
         assert client.connection.trace is not None
 
 
-@pytest.mark.slow
 def test_start_twice_and_stop_without_start_are_refused_and_the_trace_goes_on(server: ServerProcess, tmp_path: Path) -> None:
     never = command(server, "stop", str(tmp_path / "none.json"))
     assert (never.returncode, "no trace is on" in never.stderr) == (2, True)
@@ -172,7 +171,6 @@ def test_start_twice_and_stop_without_start_are_refused_and_the_trace_goes_on(se
     assert (stopped.returncode, "1 processes" in stopped.stdout) == (0, True), stopped.stderr
 
 
-@pytest.mark.slow
 def test_a_users_own_trace_keeps_all_and_hands_in_what_the_operator_asked_for(server: ServerProcess, admin: Admin, tmp_path: Path) -> None:
     own = Trace("mine")
     with collector_of(server) as collector, learner_of(server, trace=own) as learner:
@@ -187,7 +185,6 @@ def test_a_users_own_trace_keeps_all_and_hands_in_what_the_operator_asked_for(se
     assert own.size >= before
 
 
-@pytest.mark.slow
 def test_a_dead_client_is_named(server: ServerProcess, admin: Admin, children: Children, tmp_path: Path) -> None:
     admin.trace_start()
     source = f"""
@@ -240,7 +237,6 @@ def test_a_full_run_directory_is_told_by_each_that_can_not_hand_in(children: Chi
     server.stop()
 
 
-@pytest.mark.slow
 def test_a_server_that_ends_with_a_trace_on_says_so_and_leaves_no_part(server: ServerProcess, admin: Admin) -> None:
     admin.trace_start()
     with collector_of(server) as collector:

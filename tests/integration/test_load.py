@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from replay_server_client import Collector, Observer, Schema
 from replay_server_client.status import query
 from support.servers import ServerProcess
@@ -126,7 +125,6 @@ def test_what_does_not_fit_is_refused_by_name(start_server: Start, tmp_path: Pat
     assert report(server)["counters"]["rows_committed"] == 0
 
 
-@pytest.mark.slow
 def test_a_file_of_another_kind_is_refused_by_name(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "100", "--slot-rows", "16")
     for name, content in ("a.npz", b"PK\3\4 no archive"), ("b.safetensors", b"\xff" * 64), ("c.hdf5", b""):

@@ -37,7 +37,6 @@ def test_three_shards_are_sampled_uniformly_over_the_union(start_server: Start, 
         assert learner.router.size_rows == 1000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batches", [120, pytest.param(2000, marks=pytest.mark.slow)])
 def test_while_a_shard_fills_every_batch_is_uniform_over_what_it_was_drawn_from(start_server: Start, batches: int) -> None:
     servers = start_shards(start_server, sizes={**SIZES, "s2": 8})
@@ -60,7 +59,6 @@ def test_while_a_shard_fills_every_batch_is_uniform_over_what_it_was_drawn_from(
         assert learner.router.epoch == 3, "what only grows is no new membership"
 
 
-@pytest.mark.slow
 def test_stratified_counts_are_fixed_and_local_takes_its_own(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = start_shards(start_server)
     run_dir = run_dir_of(servers)
@@ -76,7 +74,6 @@ def test_stratified_counts_are_fixed_and_local_takes_its_own(start_server: Start
         assert list(learner.statistics().shards) == ["s1"]
 
 
-@pytest.mark.slow
 def test_ids_name_shard_generation_index_and_seq(start_server: Start) -> None:
     servers = start_shards(start_server)
     with MultiLearner.connect(list(servers), device="cpu", run_dir=run_dir_of(servers)) as learner:
@@ -91,7 +88,6 @@ def test_ids_name_shard_generation_index_and_seq(start_server: Start) -> None:
         assert (sum(map(len, groups.places)), groups.stale) == (200, 0)
 
 
-@pytest.mark.slow
 def test_batches_have_two_addresses_and_end_with_the_next_sample(start_server: Start) -> None:
     servers = start_shards(start_server)
     with MultiLearner.connect(list(servers), device="cpu", run_dir=run_dir_of(servers)) as learner:
@@ -104,7 +100,6 @@ def test_batches_have_two_addresses_and_end_with_the_next_sample(start_server: S
             batch.ids  # noqa: B018
 
 
-@pytest.mark.slow
 def test_by_priority_rows_come_by_their_share_of_all_masses_with_global_weights(start_server: Start) -> None:
     """Priority of a row is 1 + its step; alpha 1. What was never given one counts as its shard's largest: so each row is given one."""
     servers = start_shards(start_server, "--columns", "priority")
@@ -136,7 +131,6 @@ def test_by_priority_rows_come_by_their_share_of_all_masses_with_global_weights(
         assert learner.statistics().stale_updates == 0
 
 
-@pytest.mark.slow
 def test_where_no_row_has_a_priority_the_union_is_uniform_with_weights_of_one(start_server: Start) -> None:
     servers = start_shards(start_server, "--columns", "priority")
     with MultiLearner.connect(list(servers), device="cpu", run_dir=run_dir_of(servers), prefetch=0) as learner:
@@ -153,7 +147,6 @@ def test_where_no_row_has_a_priority_the_union_is_uniform_with_weights_of_one(st
         assert seen.is_uniform
 
 
-@pytest.mark.slow
 def test_sequences_and_n_steps_come_from_the_union(start_server: Start) -> None:
     names, run_dir = ["s0", "s1"], None
     for shard, name in enumerate(names):
@@ -178,7 +171,6 @@ def test_sequences_and_n_steps_come_from_the_union(start_server: Start) -> None:
         assert set(learner.sample(64, n_step=3).n_steps.tolist()) <= {1, 2, 3}
 
 
-@pytest.mark.slow
 def test_readiness_waits_for_each_floor_and_the_sum_and_names_what_is_missing(start_server: Start) -> None:
     servers = start_shards(start_server, sizes={"s0": 100, "s1": 0})
     run_dir = run_dir_of(servers)
@@ -194,14 +186,12 @@ def test_readiness_waits_for_each_floor_and_the_sum_and_names_what_is_missing(st
         assert time.monotonic() - begun < 2
 
 
-@pytest.mark.slow
 def test_a_server_that_is_missing_at_the_start_is_named(start_server: Start) -> None:
     servers = start_shards(start_server, sizes={"s0": 10})
     with pytest.raises(ServerGone, match="absent"):
         MultiLearner.connect(["s0", "absent"], device="cpu", run_dir=run_dir_of(servers), timeout=0.3)
 
 
-@pytest.mark.slow
 def test_shards_of_different_rows_are_refused_by_name(start_server: Start) -> None:
     servers = start_shards(start_server, sizes={"s0": 10})
     other = start_server("--capacity", "1000", name="other")

@@ -201,7 +201,6 @@ def test_rows_overtaken_while_they_are_read_are_left_out_and_reported(collector:
     assert np.concatenate([part[2] for part in left]).tolist() == list(range(450, 1000))
 
 
-@pytest.mark.slow
 def test_a_copy_that_outlived_its_lease_is_made_again_and_three_raise(
     start_server: Callable[..., ServerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +245,6 @@ Observer.connect(sys.argv[1], run_dir=sys.argv[2]).read(newest=10)
 """
 
 
-@pytest.mark.slow
 def test_a_killed_observer_holds_the_ring_up_no_longer(start_server: Callable[..., ServerProcess]) -> None:
     server = start_server("--lease", "600")
     with Collector.connect(server.name, schema=SCHEMA, run_dir=server.run_dir) as collector:
@@ -281,7 +279,6 @@ with Collector.connect(sys.argv[1], schema=schema, run_dir=sys.argv[2]) as colle
 """
 
 
-@pytest.mark.slow
 def test_rows_are_whole_while_the_ring_wraps_under_them(server: ServerProcess, children: Children) -> None:
     writer = children.start([sys.executable, "-c", WRITER, server.name, str(server.run_dir)], name="writer")
     writer.wait_for("writing")

@@ -12,7 +12,6 @@ class TestCpuRing(ReplayPromises):
         return Storage(server=(), device="cpu")
 
 
-@pytest.mark.slow
 class TestHostRing(ReplayPromises):
     @pytest.fixture
     def storage(self) -> Storage:

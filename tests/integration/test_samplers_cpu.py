@@ -13,7 +13,6 @@ class TestCpuRing(SamplerPromises):
         return Storage(server=(), device="cpu")
 
 
-@pytest.mark.slow
 class TestHostRing(SamplerPromises):
     @pytest.fixture
     def storage(self) -> Storage:

@@ -104,7 +104,6 @@ def test_rows_of_every_dtype_are_the_same_bits_after_a_restore_also_into_another
         restored.stop()
 
 
-@pytest.mark.slow
 def test_links_priorities_and_newer_values_come_back_at_their_rows(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "300", "--slot-rows", "16", "--headroom", "50", *WITH_COLUMNS)
     write(server, LINKED, 460, lanes=2)
@@ -130,7 +129,6 @@ def test_links_priorities_and_newer_values_come_back_at_their_rows(start_server:
     assert np.signbit(before[0]["reward"].astype(np.float32)).any()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", ["uniform", "priority"])
 def test_the_same_requests_give_the_same_draws_from_the_same_window(start_server: Start, tmp_path: Path, by: str) -> None:
     server = start_server("--capacity", "300", "--slot-rows", "16", "--seed", "77", *WITH_COLUMNS)
@@ -145,7 +143,6 @@ def test_the_same_requests_give_the_same_draws_from_the_same_window(start_server
     assert draws(start_server("--restore", str(tmp_path / "kept"), "--seed", "78")) != draws(server)
 
 
-@pytest.mark.slow
 def test_samples_per_insert_goes_on_without_a_burst(start_server: Start, tmp_path: Path) -> None:
     options = ("--capacity", "1000", "--slot-rows", "16", "--learning-starts", "100", "--samples-per-insert", "2", "--tolerance", "100")
     server = start_server(*options)
@@ -186,7 +183,6 @@ def test_the_snapshots_options_hold_unless_others_are_given_and_differences_are_
     assert (found["rates"]["rows_per_s"], found["rates"]["batches_per_s"]) == (0, 0)
 
 
-@pytest.mark.slow
 def test_while_it_is_being_restored_the_phase_tells_how_far_and_clients_wait(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     write(server, LINKED, 150)
@@ -202,7 +198,6 @@ def test_while_it_is_being_restored_the_phase_tells_how_far_and_clients_wait(sta
     assert report(restored)["phase"] == "serving"
 
 
-@pytest.mark.slow
 def test_stopped_while_it_is_being_restored_it_ends_in_good_order(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     write(server, LINKED, 150)
@@ -210,7 +205,6 @@ def test_stopped_while_it_is_being_restored_it_ends_in_good_order(start_server: 
     assert start_server("--restore", str(tmp_path / "kept"), "--debug-copy-delay", "5").stop() == 0
 
 
-@pytest.mark.slow
 def test_keep_leaves_the_newest_and_the_number_rises(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "200", "--slot-rows", "16")
     for n in range(4):
@@ -230,7 +224,6 @@ def test_an_empty_window_is_no_snapshot_and_leaves_nothing(start_server: Start, 
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [".lock"]
 
 
-@pytest.mark.slow
 def test_a_window_that_moves_on_is_kept_as_one_run_of_whole_rows(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "1024", "--slot-rows", "64", "--headroom", "128", *WITH_COLUMNS)
     write(server, LINKED, 1500)
@@ -255,7 +248,6 @@ def test_a_window_that_moves_on_is_kept_as_one_run_of_whole_rows(start_server: S
     assert_same(fields, bits(LINKED, manifest.tail, 1500 - manifest.tail))
 
 
-@pytest.mark.slow
 def test_a_window_that_is_overwritten_as_a_whole_is_no_snapshot_and_the_one_before_stays(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--capacity", "256", "--slot-rows", "64", "--headroom", "128")
     write(server, LINKED, 300)
@@ -337,7 +329,6 @@ def test_another_schema_is_refused_by_name(start_server: Start, children: Childr
     assert "obs is float32[5], not float32[4]" in child.output
 
 
-@pytest.mark.slow
 def test_the_command_tells_what_it_wrote_and_takes_memory_that_the_ring_does_not_decide(start_server: Start, tmp_path: Path) -> None:
     schema = Schema.of(wide=("uint8", 4096), stamp="int64")
     peaks = []
@@ -357,7 +348,6 @@ def test_the_command_tells_what_it_wrote_and_takes_memory_that_the_ring_does_not
     assert peaks[1] - peaks[0] < 12, peaks
 
 
-@pytest.mark.slow
 def test_snapshots_from_time_to_time_are_taken_by_a_child_and_restored(start_server: Start, tmp_path: Path) -> None:
     server = start_server(
         "--capacity", "200", "--slot-rows", "16", "--snapshot-every", "1s", "--snapshot-dir", str(tmp_path), "--snapshot-keep", "2"
@@ -375,7 +365,6 @@ def test_snapshots_from_time_to_time_are_taken_by_a_child_and_restored(start_ser
     assert_same(fields, bits(LINKED, 0, 150))
 
 
-@pytest.mark.slow
 def test_spawned_elsewhere_a_killed_server_is_outlived(children: Children, crash_dir: Path, tmp_path: Path) -> None:
     server = spawn_server(children, crash_dir, "--capacity", "200", "--slot-rows", "16", name="one")
     write(server, LINKED, 150)

@@ -132,7 +132,6 @@ def attach_and_stop(name: str, run_dir: str) -> None:
         collector.flush()
 
 
-@pytest.mark.slow
 def test_a_stopped_collector_is_named_to_the_learner_that_waits_for_its_rows_and_its_recovery_is_told(
     start_server: Callable[..., ServerProcess], children: Children
 ) -> None:

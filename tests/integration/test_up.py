@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 from replay_server_client import MultiLearner, ServerGone
 from replay_server_client.status import query
 from replay_server_protocol.endpoints import Endpoints
@@ -38,7 +37,6 @@ def wait_serving(child: Child, name: str, times: int = 1) -> None:
         time.sleep(0.02)  # the same words come again: no event tells the second time
 
 
-@pytest.mark.slow
 def test_a_killed_server_is_started_again_and_sigterm_leaves_nothing(children: Children, run_dir: Path) -> None:
     up = start(children, run_dir, "--cpus", "2")
     for name in ("train-0", "train-1"):
@@ -77,7 +75,6 @@ def test_wrong_options_start_nothing(children: Children, run_dir: Path) -> None:
     assert not any("started" in up.output for up in ups)
 
 
-@pytest.mark.slow
 def test_servers_stopped_one_by_one_stay_stopped_and_the_last_ends_it(children: Children, run_dir: Path) -> None:
     up = start(children, run_dir, "--cpus", "2")
     for name in ("train-0", "train-1"):
@@ -89,7 +86,6 @@ def test_servers_stopped_one_by_one_stay_stopped_and_the_last_ends_it(children: 
     assert len(pids(up)) == 2
 
 
-@pytest.mark.slow
 def test_servers_end_with_a_watcher_that_is_killed(children: Children, run_dir: Path) -> None:
     up = start(children, run_dir, "--cpus", "2")
     for name in ("train-0", "train-1"):
@@ -100,7 +96,6 @@ def test_servers_end_with_a_watcher_that_is_killed(children: Children, run_dir: 
     assert not alive
 
 
-@pytest.mark.slow
 def test_servers_are_watched_also_where_nobody_reads_what_is_told(children: Children, run_dir: Path) -> None:
     reader, writer = os.pipe()
     command = [*UP, "--run-dir", str(run_dir), "--cpus", "1"]

@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import zmq
@@ -115,6 +116,13 @@ def test_child_from_before_that_ends_unwaited_is_not_a_leak() -> None:
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie, without a command, until somebody waits for it
     child.wait()
+
+
+def test_what_ends_a_moment_later_is_not_a_leak() -> None:
+    with nothing_left():
+        thread = threading.Thread(target=time.sleep, args=(0.05,))
+        thread.start()
+    thread.join()
 
 
 def test_what_only_a_cycle_of_the_block_holds_is_not_a_leak() -> None:
