@@ -60,7 +60,9 @@ def summarize(report: Report, visits: Sequence[Visit]) -> None:
         found = [[visit for visit in run if visit.is_slow(fastest_ms) is is_slow] for run in runs]
         found = [run for run in found if run]  # all CPUs may be of one kind
         if found:
-            report.add("a loop of Python", f"job, {name} CPUs", MACHINE, "ms", [statistics.median(v.after_ms for v in run) for run in found])
+            report.add(
+                "a loop of Python", f"job, {name} CPUs", MACHINE, "ms", [statistics.median(v.after_ms for v in run) for run in found]
+            )
             report.add("a write", f"write, {name} CPUs", OURS, "µs", [statistics.median(v.write_us for v in run) for run in found])
 
 
