@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No time limit per example: on a busy machine it would measure the neighbours. The marker is known also without its plugin."""
+    """No time limit per example: on a busy machine it would measure the neighbours. The marker is known also without its plugin.
+
+    A shell without job control starts what it puts into the background with Ctrl-C ignored, and so would every child of the tests be.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "timeout: seconds this test may take, where pytest-timeout is installed")
     hypothesis.settings.register_profile("replay", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
     hypothesis.settings.load_profile("replay")
