@@ -307,7 +307,7 @@ class AttachDesk:
             )
         slot_bytes = align(slot_rows * schema.stride)
         name = segment_name(self._replay.directory.run_id, f"slots{session.ordinal}")
-        check_slots(config.depth * slot_bytes, free_host_bytes())
+        check_slots(config.depth, slot_bytes, schema.stride, free_host_bytes())
         segment = Segment.create(name, config.depth * slot_bytes)
         session.segment, session.slot_rows, session.slot_bytes = segment, slot_rows, slot_bytes
         session.credits = Credits(config.depth)

@@ -76,7 +76,7 @@ class MemoryPlan:
         else:
             self._check_ring(free_host_bytes - HOST_RESERVE_BYTES, f"host memory ({segment_dir()})", "enlarge /dev/shm")
             usable_bytes -= self.ring_bytes
-        check_slots(self.ingress_bytes, usable_bytes)
+        check_slots(self.depth, self.slot_bytes, self.layout.stride, usable_bytes)
 
     def _check_ring(self, usable_bytes: int, where: str, remedy: str) -> None:
         if self.ring_bytes <= usable_bytes:
@@ -103,15 +103,17 @@ class MemoryPlan:
         ]
 
 
-def check_slots(n_bytes: int, free_host_bytes: int) -> None:
-    """Raises BudgetExceeded if a collector's slots don't fit what is free in host memory, less the reserve."""
-    usable_bytes = max(0, free_host_bytes - HOST_RESERVE_BYTES)
+def check_slots(depth: int, slot_bytes: int, stride: int, free_host_bytes: int) -> None:
+    """Raises BudgetExceeded if a collector's slots don't fit what is free in host memory, less the reserve; it names slots that would."""
+    n_bytes, usable_bytes = depth * slot_bytes, max(0, free_host_bytes - HOST_RESERVE_BYTES)
     if n_bytes > usable_bytes:
+        fits = usable_bytes // depth // PAGE_BYTES * PAGE_BYTES // stride
         raise BudgetExceeded(
             f"the slots of one collector need {n_bytes:,} bytes of {segment_dir()}, {usable_bytes:,} can be used there; "
-            "use a smaller --depth or --slot-rows, or enlarge it",
+            f"with --depth {depth} a --slot-rows of {fits:,} would fit, or: enlarge it",
             needed_bytes=n_bytes,
             free_bytes=usable_bytes,
+            fits_rows=fits,
         )
 
 

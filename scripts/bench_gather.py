@@ -16,7 +16,7 @@ from typing import Any
 
 import benchmark
 import numpy as np
-from benchmark import OURS, Options, Report, serve, synchronize
+from benchmark import OURS, Options, Report, serve, slots_of_a_lap, synchronize
 from replay_server_client import Collector, Learner, Schema
 
 DEVICE_COPY = "device copy"
@@ -66,13 +66,13 @@ def measure_sweep(report: Report) -> None:
 
 @contextmanager
 def full_ring(options: Options, capacity: int, row_bytes: int) -> Iterator[Learner]:
-    """A learner of a server whose ring is full."""
+    """A learner of a server whose ring is full and has wrapped."""
     schema = Schema.of(x=("float32", row_bytes // 4))
     rows = {"x": np.random.default_rng(options.seed).standard_normal((FILL_ROWS, row_bytes // 4), dtype=np.float32)}
     with serve(options, capacity=capacity, slot_rows=FILL_ROWS, depth=4) as server:
         where: dict[str, Any] = {"run_dir": server.run_dir, "timeout": TIMEOUT_S}
         with Collector.connect(server.name, schema=schema, lanes=1, **where) as collector:
-            for _ in range(-(-capacity // FILL_ROWS) + 1):
+            for _ in range(slots_of_a_lap(server, FILL_ROWS)):
                 collector.write(rows)
             collector.flush(timeout=TIMEOUT_S)
             with Learner.connect(server.name, device=options.device, seed=options.seed, prefetch=0, **where) as learner:

@@ -18,7 +18,7 @@ from typing import Any
 
 import benchmark
 from bench_ingest import collect
-from benchmark import OURS, Options, Report, rows_of, serve, synchronize, transition_schema
+from benchmark import OURS, Options, Report, rows_of, serve, slots_of_a_lap, synchronize, transition_schema
 from replay_server_client import Batch, Collector, Learner
 
 BATCH_ROWS = 2048
@@ -57,7 +57,9 @@ def run_once(options: Options, kinds: Sequence[str], collectors: int, slot_rows:
     with serve(options, capacity=capacity, slot_rows=slot_rows, depth=2) as server:
         where: dict[str, Any] = {"run_dir": server.run_dir, "timeout": TIMEOUT_S}
         with Collector.connect(server.name, schema=schema, lanes=slot_rows, name="warm-up", **where) as collector:
-            collector.write(rows_of(schema, slot_rows, options.seed))
+            rows = rows_of(schema, slot_rows, options.seed)
+            for _ in range(slots_of_a_lap(server, slot_rows)):  # all conditions draw from a full ring that has wrapped
+                collector.write(rows)
             collector.flush(timeout=TIMEOUT_S)
         with Learner.connect(server.name, device=options.device, seed=options.seed, **where) as learner:
             updates = {kind: make_update(options) if kind == EAGER else Captured(make_update(options)) for kind in kinds}
@@ -73,8 +75,8 @@ def run_once(options: Options, kinds: Sequence[str], collectors: int, slot_rows:
                 before, start_s = server.status()["ring"]["committed"], time.perf_counter()
                 for kind, update in updates.items():
                     found[f"{kind} {INGEST}"] = step_ms(options, steps, lambda update=update: update(sample()))
-                rows = server.status()["ring"]["committed"] - before
-                found["GB/s"] = rows * schema.stride / (time.perf_counter() - start_s) / 1e9
+                ingested = server.status()["ring"]["committed"] - before
+                found["GB/s"] = ingested * schema.stride / (time.perf_counter() - start_s) / 1e9
     return found
 
 

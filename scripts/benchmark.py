@@ -282,6 +282,12 @@ def rows_of(schema: Schema, n: int, seed: int) -> dict[str, np.ndarray[Any, Any]
     return rows
 
 
+def slots_of_a_lap(server: ReplayServer, slot_rows: int) -> int:
+    """So many full slots fill the ring, headroom and all, and begin it anew. Once a collector is attached: its schema makes the ring."""
+    ring_rows: int = server.status()["ring"]["ring_rows"]
+    return ring_rows // slot_rows + 1
+
+
 def synchronize(device: str) -> None:
     """Waits for all work of the device."""
     if device == "cuda":

@@ -94,6 +94,22 @@ def test_the_slots_are_checked_on_their_own_when_the_ring_is_on_the_device() -> 
     plan.check(2**60, plan.ingress_bytes + HOST_RESERVE_BYTES)
 
 
+def test_slots_that_do_not_fit_are_refused_with_the_rows_that_do() -> None:
+    plan = plan_of(capacity=1_000_000, slot_rows=4096, depth=3, is_on_device=True)
+    free = HOST_RESERVE_BYTES + plan.ingress_bytes // 2
+    with pytest.raises(BudgetExceeded) as refused:
+        plan.check(2**60, free)
+    assert refused.value.details["needed_bytes"] == plan.ingress_bytes
+    assert refused.value.details["free_bytes"] == plan.ingress_bytes // 2
+    fits = refused.value.details["fits_rows"]
+    assert isinstance(fits, int)
+    assert f"--slot-rows of {fits:,}" in str(refused.value)
+    plan_of(capacity=1_000_000, slot_rows=fits, depth=3, is_on_device=True).check(2**60, free)
+    more = plan_of(capacity=1_000_000, slot_rows=fits + 1, depth=3, is_on_device=True)
+    with pytest.raises(BudgetExceeded):
+        more.check(2**60, free)
+
+
 def test_the_lines_of_a_dry_run_name_ring_and_host_bytes() -> None:
     plan = plan_of(capacity=10_000)
     text = "\n".join(plan.lines())
