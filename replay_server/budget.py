@@ -110,7 +110,7 @@ def check_slots(depth: int, slot_bytes: int, stride: int, free_host_bytes: int) 
         fits = usable_bytes // depth // PAGE_BYTES * PAGE_BYTES // stride
         raise BudgetExceeded(
             f"the slots of one collector need {n_bytes:,} bytes of {segment_dir()}, {usable_bytes:,} can be used there; "
-            f"with --depth {depth} a --slot-rows of {fits:,} would fit, or: enlarge it",
+            f"with --depth {depth} a --slot-rows of {fits:,} would fit; or a smaller --depth, or enlarge it",
             needed_bytes=n_bytes,
             free_bytes=usable_bytes,
             fits_rows=fits,
